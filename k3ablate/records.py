@@ -1,0 +1,145 @@
+"""What came out of a run, and the one table that both halves of the product meet at.
+
+The running half writes a `RunRecord` per digest; `table` joins records with their labels into the columns that
+fits and reports read. Anybody's CSV with the same columns serves as well. No torch below this line.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Self
+
+import pandas
+from pydantic import Field, model_validator
+
+from k3ablate.config import Config, InputError
+
+# Columns of every table of records, in order; one column per component's level follows them.
+COLUMNS = (
+    "digest", "experiment", "arm", "size", "seed", "status", "reason", "loss", "bits_per_byte", "flops", "flops_6nd",
+    "active_params", "total_params", "tokens", "wall_seconds", "flops_mismatch", "corpus", "validation",
+)  # fmt: skip
+
+# Loss and bits per byte of every other validation set follow as `loss:<set>` and `bits_per_byte:<set>`.
+PUBLISHED_SET = "validation"
+
+
+class Status(StrEnum):
+    """How a run ended. A loss exists only when it finished."""
+
+    FINISHED = "finished"
+    DIVERGED = "diverged"
+    OUT_OF_TIME = "out_of_time"
+    FAILED = "failed"
+
+
+class Evaluation(Config):
+    """Cross-entropy on one validation set: nats per token, bits per byte, tokens it was read on."""
+
+    loss: float = Field(gt=0)
+    bits_per_byte: float = Field(gt=0)
+    num_tokens: int = Field(gt=0)
+
+
+class RunRecord(Config):
+    """Everything a run reports. FLOPs are training FLOPs of the whole run (statistics.md, section 8)."""
+
+    digest: str
+    status: Status
+    reason: str = ""
+    evaluations: dict[str, Evaluation] = {}
+    first_loss: float | None = None  # training cross-entropy of step 0, before any update
+    num_steps: int = Field(ge=0)
+    tokens: int = Field(ge=0)
+    flops: float = Field(ge=0)  # 3 x counted forward FLOPs per token x tokens
+    flops_6nd: float = Field(ge=0)  # 6 x active non-embedding parameters x tokens
+    active_params: int = Field(gt=0)
+    total_params: int = Field(gt=0)
+    wall_seconds: float = Field(ge=0)
+    tokens_per_second: float = Field(ge=0)
+    corpus: str
+    num_resumes: int = Field(default=0, ge=0)
+    kernels: dict[str, str] = {}  # operation -> implementation that ran
+    device: str = "cpu"
+    versions: dict[str, str] = {}  # python, torch, lightning, k3ablate, code (git) ...
+
+    @model_validator(mode="after")
+    def _loss_only_when_finished(self) -> Self:
+        if self.status is Status.FINISHED and PUBLISHED_SET not in self.evaluations:
+            raise ValueError(f"a finished run needs an evaluation on the {PUBLISHED_SET!r} set")
+        if self.status is not Status.FINISHED and self.evaluations:
+            raise ValueError(f"a run that is {self.status} has no loss to report")
+        if self.status is not Status.FINISHED and not self.reason:
+            raise ValueError(f"a run that is {self.status} states the reason")
+        return self
+
+
+@dataclass(frozen=True)
+class Label:
+    """How one experiment calls one run: results are keyed by digest, names live here."""
+
+    experiment: str
+    arm: str
+    size: str
+    seed: int
+    digest: str
+    levels: Mapping[str, str]  # component -> level
+    flops_mismatch: float  # FLOPs per token of the arm over the baseline's, minus 1
+
+
+def table(labels: Iterable[Label], records: Mapping[str, RunRecord]) -> pandas.DataFrame:
+    """One row per label whose digest has a record, with COLUMNS, the other validation sets and the levels."""
+    rows = [_row(label, records[label.digest]) for label in labels if label.digest in records]
+    frame = pandas.DataFrame(rows)
+    missing = [column for column in COLUMNS if column not in frame]
+    frame[missing] = None
+    return frame[[*COLUMNS, *(column for column in frame if column not in COLUMNS)]]
+
+
+def write_table(frame: pandas.DataFrame, stem: Path) -> tuple[Path, Path]:
+    """Write `<stem>.csv` and `<stem>.parquet`; floats keep every digit."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    csv, parquet = stem.with_suffix(".csv"), stem.with_suffix(".parquet")
+    frame.to_csv(csv, index=False)
+    frame.to_parquet(parquet, index=False)
+    return csv, parquet
+
+
+def read_table(path: Path) -> pandas.DataFrame:
+    """The table in a .csv or .parquet file."""
+    readers = {".csv": pandas.read_csv, ".parquet": pandas.read_parquet}
+    if path.suffix not in readers:
+        raise InputError(f"{path}: a table is a .csv or a .parquet file")
+    if not path.exists():
+        raise InputError(f"{path}: no such table; `k3ablate collect EXPERIMENT` writes one")
+    return readers[path.suffix](path)
+
+
+def _row(label: Label, record: RunRecord) -> dict[str, object]:
+    published = record.evaluations.get(PUBLISHED_SET)
+    row: dict[str, object] = {
+        "digest": label.digest,
+        "experiment": label.experiment,
+        "arm": label.arm,
+        "size": label.size,
+        "seed": label.seed,
+        "status": str(record.status),
+        "reason": record.reason,
+        "loss": published.loss if published else None,
+        "bits_per_byte": published.bits_per_byte if published else None,
+        "flops": record.flops,
+        "flops_6nd": record.flops_6nd,
+        "active_params": record.active_params,
+        "total_params": record.total_params,
+        "tokens": record.tokens,
+        "wall_seconds": record.wall_seconds,
+        "flops_mismatch": label.flops_mismatch,
+        "corpus": record.corpus,
+        "validation": PUBLISHED_SET,
+    }
+    for name, evaluation in record.evaluations.items():
+        if name != PUBLISHED_SET:
+            row[f"loss:{name}"] = evaluation.loss
+            row[f"bits_per_byte:{name}"] = evaluation.bits_per_byte
+    return row | dict(label.levels)

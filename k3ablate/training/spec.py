@@ -1,0 +1,203 @@
+"""What does one run need, and what is it called? `RunSpec` and its parts; nothing here trains.
+
+A RunSpec is resolved and carries no labels, so that its digest is its identity: two experiments that ask for the
+same run share it. How a run is carried out (checkpoint interval, device, store) is `Execution` and not part of it.
+"""
+
+import math
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from k3ablate.config import Config
+from k3ablate.model.decoder import ModelConfig
+
+
+class PythonSources(Config):
+    """Python files that are on any machine: the standard library and the installed distributions.
+
+    Whole top-level packages are held out: `validation` from the same kind of code, `out_of_distribution` from another.
+    """
+
+    kind: Literal["python_sources"] = "python_sources"
+    validation: tuple[str, ...]
+    out_of_distribution: tuple[str, ...]
+    max_bytes: PositiveInt | None = None  # of training text, before tokenizing; None takes everything
+
+
+class HubDataset(Config):
+    """A dataset of the Hugging Face Hub at a pinned revision; the held-out rows are chosen by a hash of the text."""
+
+    kind: Literal["hub"] = "hub"
+    name: str
+    revision: str = Field(min_length=7, description="a commit, so that the corpus cannot change under an experiment")
+    subset: str | None = None
+    split: str = "train"
+    text_column: str = "text"
+    validation_fraction: float = Field(default=0.001, gt=0, lt=0.5)
+    max_documents: PositiveInt | None = None
+
+
+class LocalFiles(Config):
+    """Parquet, JSONL or plain-text files; globs are relative to the working folder."""
+
+    kind: Literal["files"] = "files"
+    format: Literal["parquet", "jsonl", "text"]
+    train: tuple[str, ...] = Field(min_length=1)
+    validation: tuple[str, ...] = ()  # empty: held out of `train` by a hash of the text
+    out_of_distribution: tuple[str, ...] = ()
+    text_column: str = "text"
+    validation_fraction: float = Field(default=0.01, gt=0, lt=0.5)
+
+
+class Bytes(Config):
+    """One token per byte of UTF-8; byte 0, which text does not hold, separates documents. 256 tokens."""
+
+    kind: Literal["bytes"] = "bytes"
+
+
+class BytePairs(Config):
+    """Byte-level BPE trained on the first `train_bytes` of the training text; token 0 separates documents."""
+
+    kind: Literal["bpe"] = "bpe"
+    vocabulary_size: PositiveInt = Field(ge=257)
+    train_bytes: PositiveInt = 50_000_000
+
+
+SourceConfig = Annotated[PythonSources | HubDataset | LocalFiles, Field(discriminator="kind")]
+TokenizerConfig = Annotated[Bytes | BytePairs, Field(discriminator="kind")]
+
+
+class DataRecipe(Config):
+    """Which text, cut into which tokens. Built once into a corpus whose digest names its content."""
+
+    source: SourceConfig
+    tokenizer: TokenizerConfig = Bytes()
+
+    @property
+    def vocabulary_size(self) -> int:
+        return 256 if isinstance(self.tokenizer, Bytes) else self.tokenizer.vocabulary_size
+
+
+class AdamW(Config):
+    """AdamW (Loshchilov and Hutter 2019). No decay on vectors, norms, gates' A_log and dt_bias, nor embeddings."""
+
+    kind: Literal["adamw"] = "adamw"
+    learning_rate: PositiveFloat
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    epsilon: PositiveFloat = 1e-8
+    weight_decay: float = Field(default=0.1, ge=0)
+
+
+class Muon(Config):
+    """Muon for matrices with AdamW for the rest (specification 4.7): update RMS 0.2 by the 0.2 sqrt(max) factor."""
+
+    kind: Literal["muon"] = "muon"
+    learning_rate: PositiveFloat
+    momentum: float = Field(default=0.95, ge=0, lt=1)
+    weight_decay: float = Field(default=0.1, ge=0)
+    per_head: bool = False  # orthogonalise query, key and value blocks head by head (K3 report 2.5)
+    clip_threshold: PositiveFloat | None = None  # QK-clip's tau (K2: 100); None leaves it off
+    rest: AdamW
+
+
+class Cosine(Config):
+    """Linear warm-up, then a half cosine to `final_fraction` of the peak (K3: 1 percent warm-up)."""
+
+    kind: Literal["cosine"] = "cosine"
+    warmup_fraction: float = Field(default=0.01, ge=0, lt=1)
+    final_fraction: float = Field(default=0.1, ge=0, le=1)
+
+
+class WarmupStableDecay(Config):
+    """Linear warm-up, constant, cosine decay over the last `decay_fraction` of the steps (K2)."""
+
+    kind: Literal["wsd"] = "wsd"
+    warmup_fraction: float = Field(default=0.01, ge=0, lt=1)
+    decay_fraction: float = Field(default=0.355, gt=0, le=1)  # K2: 5.5T of 15.5T tokens
+    final_fraction: float = Field(default=0.1, ge=0, le=1)
+
+
+class Linear(Config):
+    """Linear warm-up, then linear to `final_fraction` of the peak."""
+
+    kind: Literal["linear"] = "linear"
+    warmup_fraction: float = Field(default=0.01, ge=0, lt=1)
+    final_fraction: float = Field(default=0.0, ge=0, le=1)
+
+
+class Constant(Config):
+    """Linear warm-up, then constant."""
+
+    kind: Literal["constant"] = "constant"
+    warmup_fraction: float = Field(default=0.01, ge=0, lt=1)
+
+
+OptimizerConfig = Annotated[AdamW | Muon, Field(discriminator="kind")]
+ScheduleConfig = Annotated[Cosine | WarmupStableDecay | Linear | Constant, Field(discriminator="kind")]
+
+
+class TrainingConfig(Config):
+    """How a model is trained. Lengths in tokens, batches in sequences per optimizer step."""
+
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig
+    context: PositiveInt = 256
+    batch_size: PositiveInt = 16
+    micro_batch_size: PositiveInt | None = None  # sequences per forward pass; None: the whole batch
+    gradient_clip: PositiveFloat | None = 1.0  # global norm
+    precision: Literal["float32", "bfloat16"] = "float32"
+    divergence_loss: PositiveFloat = 20.0  # a training cross-entropy above this, or NaN, stops the run
+    validation_tokens: PositiveInt = 65_536  # read from each validation set at the end
+
+    @model_validator(mode="after")
+    def _micro_batches_divide(self) -> Self:
+        if self.batch_size % self.sequences_per_pass:
+            raise ValueError(
+                f"micro_batch_size {self.micro_batch_size} does not divide batch_size {self.batch_size}; "
+                "write a divisor of it"
+            )
+        return self
+
+    @property
+    def sequences_per_pass(self) -> int:
+        return self.micro_batch_size or self.batch_size
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch_size * self.context
+
+
+class RunSpec(Config):
+    """Everything one run needs. Its digest is its identity."""
+
+    model: ModelConfig
+    data: DataRecipe
+    corpus: str = Field(min_length=1)  # digest of the built corpus
+    training: TrainingConfig
+    tokens: PositiveInt  # budget; rounded up to whole optimizer steps
+    seed: int = Field(ge=0)
+
+    @model_validator(mode="after")
+    def _vocabularies_agree(self) -> Self:
+        if self.model.vocabulary_size < self.data.vocabulary_size:
+            raise ValueError(
+                f"model.vocabulary_size is {self.model.vocabulary_size}, "
+                f"the tokenizer makes {self.data.vocabulary_size} tokens; write at least that"
+            )
+        return self
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return math.ceil(self.tokens / self.training.tokens_per_step)
+
+
+class Execution(Config):
+    """How runs are carried out. Nothing here may change a result, so nothing here is in a digest."""
+
+    checkpoint_seconds: PositiveFloat = 60.0
+    log_every_steps: PositiveInt = 10
+    num_threads: PositiveInt = 1  # torch threads of one worker
+    max_hours: PositiveFloat | None = None  # then the run stops as out_of_time, resumable
