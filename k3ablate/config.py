@@ -148,6 +148,8 @@ def _explain(config_class: type[Config], detail: ErrorDetails) -> str:
         tag = context.get("tag")
         return f"{path}: unknown kind {tag!r}; write one of {context.get('expected_tags')}"
     message = str(context["error"]) if "error" in context else detail["msg"]
+    if isinstance(detail["input"], Mapping | Config):  # a rule between keys: its own message names them
+        return f"{path}: {message}"
     return f"{path}: found {_shown(detail['input'])}; {message}"
 
 

@@ -4,6 +4,7 @@ The decoder has no branch on any component: it asks the residual stream for each
 output. Adding a mixer, feed-forward or stream is one file beside this one and one line in a union here.
 """
 
+import hashlib
 from typing import Annotated, NamedTuple, Self
 
 import torch
@@ -16,6 +17,7 @@ from k3ablate.model.balancing import AuxiliaryLoss, Balancer, NoBalancing, Quant
 from k3ablate.model.feedforward import Dense
 from k3ablate.model.kda import KDA
 from k3ablate.model.moe import LatentMoE, MoE
+from k3ablate.model.norms import RMSNorm
 from k3ablate.model.residual import BlockAttnRes, FullAttnRes, Plain
 from k3ablate.model.slots import Initialised
 
@@ -86,3 +88,71 @@ class ModelConfig(Config):
                 "which has no router; write balancing: {kind: none} or a routed feed-forward"
             )
         return self
+
+    def layers(self) -> list[tuple[MixerUnion, FeedForwardUnion]]:
+        """Mixer and feed-forward of every layer, first to last."""
+        return [(self.mixer.at(layer, self.num_layers), self.feed_forward.at(layer)) for layer in range(self.num_layers)]
+
+
+class DecoderOutput(NamedTuple):
+    """Logits over the vocabulary and what balancing adds to the training objective (never to the reported loss)."""
+
+    logits_BTV: Tensor
+    auxiliary_loss: Tensor
+
+
+class Layer(nn.Module):
+    """One pre-norm decoder layer: a mixer and a feed-forward with a norm in front of each."""
+
+    def __init__(self, config: ModelConfig, mixer: MixerUnion, feed_forward: FeedForwardUnion) -> None:
+        super().__init__()
+        balancing = config.balancing if feed_forward.is_routed else NoBalancing()
+        self.mixer_norm = RMSNorm(config.width, config.norm_epsilon)
+        self.mixer = mixer.build(config.width)
+        self.feed_forward_norm = RMSNorm(config.width, config.norm_epsilon)
+        self.feed_forward = feed_forward.build(config.width, balancing)
+
+
+class Decoder(nn.Module):
+    """tokens_BT -> DecoderOutput. Parameters hold nothing meaningful until `initialise` has filled them."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(config.vocabulary_size, config.width)
+        self.layers = nn.ModuleList(Layer(config, mixer, feed_forward) for mixer, feed_forward in config.layers())
+        self.residual = config.residual.build(config.width, config.num_layers)
+        self.norm = RMSNorm(config.width, config.norm_epsilon)
+        self.head = nn.Linear(config.width, config.vocabulary_size, bias=False)
+
+    def forward(self, tokens_BT: Tensor) -> DecoderOutput:
+        embedding_BTD = self.embedding(tokens_BT)
+        state = self.residual.start(embedding_BTD)
+        auxiliary_loss = embedding_BTD.new_zeros((), dtype=torch.float32)
+        for index, layer in enumerate(self.layers):
+            x_BTD = self.residual.read(state, 2 * index)
+            state = self.residual.write(state, 2 * index, layer.mixer(layer.mixer_norm(x_BTD)))
+            x_BTD = self.residual.read(state, 2 * index + 1)
+            y_BTD, added_loss = layer.feed_forward(layer.feed_forward_norm(x_BTD))
+            state = self.residual.write(state, 2 * index + 1, y_BTD)
+            auxiliary_loss = auxiliary_loss + added_loss
+        return DecoderOutput(self.head(self.norm(self.residual.finish(state))), auxiliary_loss)
+
+    def balancers(self) -> list[Balancer]:
+        """The balancers of all routed layers, first to last."""
+        return [module for module in self.modules() if isinstance(module, Balancer)]
+
+
+@torch.no_grad()
+def initialise(decoder: Decoder, generator: Generator, std: float) -> None:
+    """Fill every parameter and buffer in place; linear maps and the embedding are normal with deviation `std`.
+
+    Each module draws from a stream named after its place, so a swapped component leaves all others as they were and
+    arms of one seed start from the same weights wherever they share a shape.
+    """
+    base = int(torch.randint(2**62, (), generator=generator))
+    for name, module in decoder.named_modules():
+        stream = Generator().manual_seed(base ^ int.from_bytes(hashlib.sha256(name.encode()).digest()[:7], "big"))
+        if isinstance(module, nn.Linear | nn.Embedding):
+            module.weight.normal_(0.0, std, generator=stream)
+        elif isinstance(module, Initialised):
+            module.initialise(stream, std)

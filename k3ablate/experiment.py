@@ -1,0 +1,325 @@
+"""What is asked, and which arms answer it? One YAML file becomes an `Experiment`.
+
+The file names a baseline, declares components with their levels, and a design that makes arms from them. An arm is a
+strict override of the baseline: what does not exist, changes nothing or reaches beyond its component is refused here,
+before anything is planned. Sizes, budgets and seeds are declared; `plan` multiplies them out.
+"""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from k3ablate.config import Config, Difference, InputError, Tree, differences, override, parse, read_yaml
+from k3ablate.model.decoder import ModelConfig
+from k3ablate.model.sizes import Matching, Size
+from k3ablate.recipes import recipe
+from k3ablate.training.spec import DataRecipe, Execution, TrainingConfig
+
+# Where each component of the mission lives; any other component states its own paths.
+COMPONENT_PATHS: dict[str, tuple[str, ...]] = {
+    "attention": ("model.mixer",),
+    "residual": ("model.residual",),
+    "feed_forward": ("model.feed_forward",),
+    "balancing": ("model.balancing",),
+    "optimizer": ("training.optimizer",),
+    "schedule": ("training.schedule",),
+    "data": ("data",),
+}
+RECIPE_KINDS = ("model", "data", "training")
+
+
+class Setting(Config):
+    """What an arm is, before size, budget and seed: the model at reference size, its data and its training."""
+
+    model: ModelConfig
+    data: DataRecipe
+    training: TrainingConfig
+
+
+class Component(Config):
+    """One axis of change. The first level is the baseline and changes nothing; the last is the full change."""
+
+    levels: dict[str, dict[str, Tree]] = Field(min_length=2)
+    paths: tuple[str, ...] = ()  # what the component may change; known components need not say
+
+    @model_validator(mode="after")
+    def _first_level_is_the_baseline(self) -> Self:
+        first = next(iter(self.levels))
+        if self.levels[first]:
+            raise ValueError(f"the first level {first!r} is the baseline's and must be {{}}")
+        return self
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.levels)
+
+
+class Tokens(Config):
+    """A budget in tokens, for every arm and size."""
+
+    kind: Literal["tokens"] = "tokens"
+    tokens: PositiveInt
+
+
+class TokensPerParameter(Config):
+    """A budget in tokens per active parameter of the baseline at each size; all its arms get the same tokens."""
+
+    kind: Literal["tokens_per_parameter"] = "tokens_per_parameter"
+    ratio: PositiveFloat
+
+
+class Flops(Config):
+    """A budget in training FLOPs; each arm gets the tokens it can afford."""
+
+    kind: Literal["flops"] = "flops"
+    flops: PositiveFloat
+
+
+Budget = Annotated[Tokens | TokensPerParameter | Flops, Field(discriminator="kind")]
+
+
+class ArmNames(Config):
+    """What the two ends of a design are called, and the baseline's twin."""
+
+    baseline: str = "baseline"
+    full: str = "full"
+    replicate: str = "a/a"
+
+
+class ListedArm(Config):
+    """One arm of `design: list`: its level of each component it changes."""
+
+    name: str = Field(min_length=1)
+    levels: dict[str, str] = Field(min_length=1)
+
+
+class Experiment(Config):
+    """One question in one file."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
+    question: str = Field(min_length=1)
+    metric: Literal["validation loss"] = "validation loss"
+    expected: str = Field(min_length=1)
+    stopping: str = Field(min_length=1)
+    exclusion: str = Field(min_length=1)
+    baseline: Setting
+    components: dict[str, Component] = Field(min_length=1)
+    design: Literal["factorial", "leave_one_out", "one_at_a_time", "list"]
+    arms: tuple[ListedArm, ...] = ()
+    names: ArmNames = ArmNames()
+    match: Matching = "flops_per_token"
+    sizes: tuple[Size, ...] = Field(min_length=1)
+    budgets: tuple[Budget, ...] = Field(min_length=1)
+    seeds: tuple[int, ...] = Field(min_length=1)
+    replicate_seeds: tuple[int, ...] = ()  # the baseline again under another name: the A/A arm
+    execution: Execution = Execution()
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        for what, names in (("sizes", [size.name for size in self.sizes]), ("seeds", [*self.seeds])):
+            twice = sorted({str(name) for name in names if names.count(name) > 1})
+            if twice:
+                raise ValueError(f"{what}: {', '.join(twice)} stands there twice; name each once")
+        shared = sorted(set(self.seeds) & set(self.replicate_seeds))
+        if shared:
+            raise ValueError(f"replicate_seeds: {shared} are the baseline's own seeds; write others")
+        if (self.design == "list") != bool(self.arms):
+            raise ValueError("`arms` belongs to design: list, and that design needs it")
+        return self
+
+    @model_validator(mode="after")
+    def _every_arm_is_valid(self) -> Self:
+        for component in self.components:
+            self.paths(component)
+        for arm in make_arms(self):
+            check_arm(self, arm)
+        return self
+
+    def paths(self, component: str) -> tuple[str, ...]:
+        """Dotted paths that `component` may change."""
+        declared = self.components[component].paths or COMPONENT_PATHS.get(component, ())
+        if not declared:
+            raise ValueError(
+                f"components.{component}: not one of {', '.join(COMPONENT_PATHS)}; "
+                "write `paths:` with what it may change, e.g. [training.batch_size]"
+            )
+        return declared
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A named set of levels, one per component, and the seeds it is run with."""
+
+    name: str
+    levels: Mapping[str, str]
+    seeds: tuple[int, ...]
+
+
+def load(path: Path) -> Experiment:
+    """Read, resolve and check an experiment file. Every mistake is one InputError that says what to write instead."""
+    tree = read_yaml(path)
+    if not isinstance(tree, Mapping):
+        raise InputError(f"{path}: an experiment is a mapping of keys to values, found {tree!r}")
+    return parse(Experiment, _resolved(tree, source=str(path)), source=str(path))
+
+
+def make_arms(experiment: Experiment) -> tuple[Arm, ...]:
+    """The arms of the design, baseline first, then in the order of the components, the full arm last, then A/A."""
+    names = experiment.names
+    found: dict[tuple[str, ...], Arm] = {}
+    for name, levels in _designed(experiment):
+        found.setdefault(tuple(levels.values()), Arm(name, levels, experiment.seeds))
+    replicate = Arm(names.replicate, _baseline_levels(experiment), experiment.replicate_seeds)
+    return (*found.values(), *([replicate] if experiment.replicate_seeds else []))
+
+
+def setting(experiment: Experiment, arm: Arm) -> Setting:
+    """The baseline with the arm's levels written over it."""
+    tree: Mapping[str, Tree] = experiment.baseline.tree()
+    where = f"arm {arm.name}"
+    for component, level in arm.levels.items():
+        for path, value in experiment.components[component].levels[level].items():
+            tree = override(tree, path, value, source=f"{where}, components.{component}.levels.{level}")
+    return parse(Setting, tree, source=where)
+
+
+def arm_differences(experiment: Experiment) -> dict[str, list[Difference]]:
+    """What every arm changes against the baseline at reference size."""
+    before = experiment.baseline.tree()
+    return {arm.name: list(differences(before, setting(experiment, arm).tree())) for arm in make_arms(experiment)}
+
+
+def check_arm(experiment: Experiment, arm: Arm) -> None:
+    """Refuse an arm with a value that is the baseline's already or that reaches beyond its component."""
+    before, after = experiment.baseline.tree(), setting(experiment, arm).tree()
+    for component, level in arm.levels.items():
+        where = f"components.{component}.levels.{level}"
+        for path in experiment.components[component].levels[level]:
+            if not _below(path, experiment.paths(component)):
+                raise ValueError(
+                    f"{where}: {path} is not part of {component} ({', '.join(experiment.paths(component))}); "
+                    "move it to a component of its own"
+                )
+            if not any(differences(_at(before, path), _at(after, path))):
+                raise ValueError(f"{where}: {path}: this arm changes nothing: it is the baseline's value already")
+
+
+def _at(tree: Tree, path: str) -> Tree:
+    """The subtree at a dotted path that is known to exist."""
+    for key in path.split("."):
+        tree = tree[key]
+    return tree
+
+
+def _below(path: str, allowed: tuple[str, ...]) -> bool:
+    return any(path == prefix or path.startswith(f"{prefix}.") for prefix in allowed)
+
+
+def _baseline_levels(experiment: Experiment) -> dict[str, str]:
+    return {name: component.names[0] for name, component in experiment.components.items()}
+
+
+def _full_levels(experiment: Experiment) -> dict[str, str]:
+    return {name: component.names[-1] for name, component in experiment.components.items()}
+
+
+def _designed(experiment: Experiment) -> Iterator[tuple[str, dict[str, str]]]:
+    """(name, levels) of the design's arms; both ends belong to every design, since the split needs them."""
+    start, end = _baseline_levels(experiment), _full_levels(experiment)
+    yield experiment.names.baseline, start
+    if experiment.design == "list":
+        for arm in experiment.arms:
+            yield arm.name, start | _known_levels(experiment, arm)
+        return
+    if experiment.design == "one_at_a_time":
+        for name, component in experiment.components.items():
+            for level in component.names[1:]:
+                yield _changed_name(experiment, {name: level}), start | {name: level}
+    if experiment.design == "leave_one_out":
+        for name in experiment.components:
+            yield f"{experiment.names.full}-{name}", end | {name: start[name]}
+    if experiment.design == "factorial":
+        yield from _factorial(experiment, start, end)
+    if len(experiment.components) > 1:
+        yield experiment.names.full, end
+
+
+def _factorial(
+    experiment: Experiment, start: Mapping[str, str], end: Mapping[str, str]
+) -> Iterator[tuple[str, dict[str, str]]]:
+    for levels in itertools.product(*(component.names for component in experiment.components.values())):
+        chosen = dict(zip(experiment.components, levels, strict=True))
+        changed = {name: level for name, level in chosen.items() if level != start[name]}
+        if changed and chosen != end:
+            yield _changed_name(experiment, changed), chosen
+
+
+def _changed_name(experiment: Experiment, changed: Mapping[str, str]) -> str:
+    """'+attention' where a component has two levels, '+residual=block' where it has more."""
+    return "".join(
+        f"+{name}" if len(experiment.components[name].levels) == 2 else f"+{name}={level}"
+        for name, level in changed.items()
+    )
+
+
+def _known_levels(experiment: Experiment, arm: ListedArm) -> dict[str, str]:
+    for name, level in arm.levels.items():
+        if name not in experiment.components:
+            raise ValueError(f"arms.{arm.name}: no component {name!r}; write one of {', '.join(experiment.components)}")
+        if level not in experiment.components[name].levels:
+            known = ", ".join(experiment.components[name].names)
+            raise ValueError(f"arms.{arm.name}.{name}: no level {level!r}; write one of {known}")
+    return dict(arm.levels)
+
+
+def _resolved(tree: Mapping[str, Tree], source: str) -> dict[str, Tree]:
+    """Names of recipes replaced by what they hold, and `{from: recipe}` by the same path of that recipe."""
+    resolved = dict(tree)
+    if isinstance(tree.get("baseline"), Mapping):
+        resolved["baseline"] = _resolved_baseline(tree["baseline"], source)
+    if isinstance(tree.get("sizes"), str):
+        resolved["sizes"] = recipe("sizes", tree["sizes"])
+    if isinstance(tree.get("components"), Mapping):
+        resolved["components"] = {
+            name: _resolved_component(component, f"{source}: components.{name}")
+            for name, component in tree["components"].items()
+        }
+    return resolved
+
+
+def _resolved_baseline(tree: Mapping[str, Tree], source: str) -> dict[str, Tree]:
+    """Recipe names under model, data and training become trees; `set:` overrides single values of them."""
+    baseline = {key: value for key, value in tree.items() if key != "set"}
+    for kind in RECIPE_KINDS:
+        if isinstance(baseline.get(kind), str):
+            baseline[kind] = recipe(kind, baseline[kind])
+    for path, value in (tree.get("set") or {}).items():
+        baseline = override(baseline, path, value, source=f"{source}: baseline.set")
+    return baseline
+
+
+def _resolved_component(component: Tree, source: str) -> Tree:
+    if not isinstance(component, Mapping) or not isinstance(component.get("levels"), Mapping):
+        return component
+    levels = {
+        level: {path: _taken(path, value, f"{source}.levels.{level}") for path, value in (changes or {}).items()}
+        for level, changes in component["levels"].items()
+    }
+    return {**component, "levels": levels}
+
+
+def _taken(path: str, value: Tree, source: str) -> Tree:
+    """`{from: kimi-k3}` at path model.mixer is the `mixer` of recipes/model/kimi-k3.yaml."""
+    if not isinstance(value, Mapping) or set(value) != {"from"}:
+        return value
+    kind, *keys = path.split(".")
+    found = recipe(kind, value["from"])
+    for key in keys:
+        if not isinstance(found, Mapping) or key not in found:
+            raise InputError(f"{source}.{path}: recipe {kind}/{value['from']} has no {'.'.join(keys)}")
+        found = found[key]
+    return found

@@ -1,0 +1,118 @@
+"""How does one reference model become a ladder of sizes, and how do two arms come to cost the same?
+
+A `Size` is one dial: the width, with the few numbers that do not follow from it. Every other dimension keeps the
+reference's ratios (specification 8), so a tiny K2 is K2's shape. `matched` turns the same dial until an arm costs
+what the baseline costs.
+"""
+
+from typing import Literal, Self
+
+from pydantic import Field, PositiveInt, model_validator
+
+from k3ablate.config import Config, InputError
+from k3ablate.model.counting import count
+from k3ablate.model.decoder import FeedForwardPattern, MixerPattern, ModelConfig
+from k3ablate.model.slots import Dial
+
+Matching = Literal["flops_per_token", "active_parameters", "none"]
+
+# An arm that cannot come closer to the baseline's cost than this is refused.
+LARGEST_MISMATCH = 0.10
+WIDTHS_TRIED = (0.3, 2.0)  # as shares of the size's width
+
+
+class Size(Config):
+    """A point on the ladder. None keeps the reference model's own number."""
+
+    name: str = Field(min_length=1)
+    width: PositiveInt
+    num_layers: PositiveInt
+    head_width: PositiveInt | None = None
+    num_active: PositiveInt | None = None  # routed experts per token; all experts keep their ratio to them
+    multiple: PositiveInt = 4  # of the width and of every width that follows from it
+
+    @model_validator(mode="after")
+    def _multiple_divides(self) -> Self:
+        if self.width % self.multiple:
+            below = self.width // self.multiple * self.multiple
+            raise ValueError(
+                f"width {self.width} is not a multiple of {self.multiple}; "
+                f"write {below or self.multiple} or {below + self.multiple}, or another `multiple`"
+            )
+        return self
+
+
+def scaled(reference: ModelConfig, size: Size, vocabulary_size: int) -> ModelConfig:
+    """`reference` at `size`: ratios kept, `vocabulary_size` replaced."""
+    _check_depth(reference, size)
+    dial = Dial(
+        width_ratio=size.width / reference.width,
+        head_width=size.head_width,
+        num_active=size.num_active,
+        num_layers_ratio=size.num_layers / reference.num_layers,
+        multiple=size.multiple,
+    )
+    changes = {
+        "vocabulary_size": vocabulary_size,
+        "width": size.width,
+        "num_layers": size.num_layers,
+        "mixer": _scaled_mixers(reference.mixer, dial),
+        "feed_forward": _scaled_feed_forwards(reference.feed_forward, dial),
+        "residual": reference.residual.scaled(dial, reference.num_layers, size.num_layers),
+    }
+    return ModelConfig.model_validate(dict(reference) | changes)
+
+
+def matched(
+    reference: ModelConfig, size: Size, vocabulary_size: int, target: ModelConfig, matching: Matching, context: int
+) -> ModelConfig:
+    """`reference` at `size` with the width at which its cost is nearest to `target`'s; InputError if none is near."""
+    if matching == "none":
+        return scaled(reference, size, vocabulary_size)
+    goal = cost(target, matching, context)
+    low, high = (round(size.width * share / size.multiple) for share in WIDTHS_TRIED)
+    best = min(
+        (
+            scaled(reference, size.model_copy(update={"width": steps * size.multiple}), vocabulary_size)
+            for steps in range(max(1, low), high + 1)
+        ),
+        key=lambda model: abs(cost(model, matching, context) / goal - 1),
+    )
+    mismatch = cost(best, matching, context) / goal - 1
+    if abs(mismatch) > LARGEST_MISMATCH:
+        raise InputError(
+            f"size {size.name}: no width brings {matching} within {LARGEST_MISMATCH:.0%} of the baseline's {goal:.4g} "
+            f"(nearest: width {best.width}, {mismatch:+.1%}); write a larger size, a smaller `multiple` or match: none"
+        )
+    return best
+
+
+def cost(model: ModelConfig, matching: Matching, context: int) -> float:
+    """The number that `matching` holds equal."""
+    counts = count(model, context)
+    return counts.flops_per_token if matching == "flops_per_token" else float(counts.active_params)
+
+
+def _check_depth(reference: ModelConfig, size: Size) -> None:
+    leading = reference.feed_forward.leading
+    if leading and leading.num_layers >= size.num_layers:
+        raise InputError(
+            f"size {size.name}: num_layers {size.num_layers} leaves no layer after the {leading.num_layers} leading "
+            f"ones of feed_forward.leading; write at least {leading.num_layers + 1}"
+        )
+
+
+def _scaled_mixers(pattern: MixerPattern, dial: Dial) -> MixerPattern:
+    periodic = pattern.periodic
+    return MixerPattern(
+        main=pattern.main.scaled(dial),
+        periodic=periodic and periodic.model_copy(update={"mixer": periodic.mixer.scaled(dial)}),
+    )
+
+
+def _scaled_feed_forwards(pattern: FeedForwardPattern, dial: Dial) -> FeedForwardPattern:
+    leading = pattern.leading
+    return FeedForwardPattern(
+        main=pattern.main.scaled(dial),
+        leading=leading and leading.model_copy(update={"feed_forward": leading.feed_forward.scaled(dial)}),
+    )

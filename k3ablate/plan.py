@@ -1,0 +1,129 @@
+"""Which runs answer the question, what does each cost, and how well are they matched?
+
+`expand` multiplies arms by sizes, budgets and seeds into labelled rows. Pure: it reads no file, trains nothing and
+gives the same plan for the same experiment and corpora.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from k3ablate.config import InputError
+from k3ablate.experiment import Arm, Budget, Experiment, Flops, Setting, Tokens, make_arms, setting
+from k3ablate.model.counting import Counts, count
+from k3ablate.model.decoder import ModelConfig
+from k3ablate.model.sizes import Size, matched, scaled
+from k3ablate.records import Label
+from k3ablate.training.spec import DataRecipe, RunSpec
+
+UNBUILT = ""  # digest of a row whose corpus has not been built yet
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One run as the experiment calls it. `spec` is None while its corpus is not built (its digest is unknown)."""
+
+    label: Label
+    spec: RunSpec | None
+    counts: Counts
+    tokens: int  # budget, rounded up to whole optimizer steps
+    flops: float  # training FLOPs
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Every row of an experiment, baseline first, small sizes first."""
+
+    experiment: str
+    rows: tuple[PlanRow, ...]
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every corpus is built, so that every row has a digest."""
+        return all(row.spec is not None for row in self.rows)
+
+    def specs(self) -> dict[str, RunSpec]:
+        """One RunSpec per digest: what several rows share is run once."""
+        return {row.label.digest: row.spec for row in self.rows if row.spec is not None}
+
+
+def data_recipes(experiment: Experiment) -> tuple[DataRecipe, ...]:
+    """The distinct data recipes of all arms, the baseline's first."""
+    return tuple(dict.fromkeys(setting(experiment, arm).data for arm in make_arms(experiment)))
+
+
+def expand(experiment: Experiment, corpora: Callable[[DataRecipe], str | None]) -> Plan:
+    """All rows. `corpora` gives the digest of a recipe's built corpus, or None where it has not been built."""
+    arms = [(arm, setting(experiment, arm)) for arm in make_arms(experiment)]
+    digests = {recipe: corpora(recipe) for recipe in data_recipes(experiment)}
+    rows = [
+        row
+        for size in experiment.sizes
+        for arm, chosen in arms
+        for budget in experiment.budgets
+        for row in _rows(experiment, arm, chosen, size, budget, digests[chosen.data])
+    ]
+    _check_distinct(rows)
+    return Plan(experiment.name, tuple(rows))
+
+
+def _rows(
+    experiment: Experiment, arm: Arm, chosen: Setting, size: Size, budget: Budget, corpus: str | None
+) -> list[PlanRow]:
+    """The seeds of one arm at one size and budget."""
+    baseline = _baseline_model(experiment, size)
+    model = _arm_model(experiment, chosen, size, baseline)
+    context = chosen.training.context
+    counts, goal = count(model, context), count(baseline, experiment.baseline.training.context)
+    tokens = _whole_steps(_tokens(budget, counts, goal), chosen.training.tokens_per_step)
+    rows = []
+    for seed in arm.seeds:
+        spec = corpus and RunSpec(
+            model=model, data=chosen.data, corpus=corpus, training=chosen.training, tokens=tokens, seed=seed
+        )
+        label = Label(
+            experiment=experiment.name,
+            arm=arm.name,
+            size=size.name,
+            seed=seed,
+            digest=spec.digest() if spec else UNBUILT,
+            levels=arm.levels,
+            flops_mismatch=counts.flops_per_token / goal.flops_per_token - 1,
+        )
+        rows.append(PlanRow(label, spec or None, counts, tokens, counts.training_flops(tokens)))
+    return rows
+
+
+def _baseline_model(experiment: Experiment, size: Size) -> ModelConfig:
+    return scaled(experiment.baseline.model, size, experiment.baseline.data.vocabulary_size)
+
+
+def _arm_model(experiment: Experiment, chosen: Setting, size: Size, baseline: ModelConfig) -> ModelConfig:
+    """The arm at the width where it costs what the baseline costs; the baseline's own shape is never touched."""
+    vocabulary_size = chosen.data.vocabulary_size
+    if chosen.model == experiment.baseline.model and vocabulary_size == baseline.vocabulary_size:
+        return baseline
+    return matched(chosen.model, size, vocabulary_size, baseline, experiment.match, chosen.training.context)
+
+
+def _tokens(budget: Budget, counts: Counts, goal: Counts) -> int:
+    if isinstance(budget, Tokens):
+        return budget.tokens
+    if isinstance(budget, Flops):
+        return max(1, round(budget.flops / (3 * counts.flops_per_token)))
+    return max(1, round(budget.ratio * goal.active_params))
+
+
+def _whole_steps(tokens: int, tokens_per_step: int) -> int:
+    return -(-tokens // tokens_per_step) * tokens_per_step
+
+
+def _check_distinct(rows: list[PlanRow]) -> None:
+    """Refuse two arms that come out as one run: there the change changes nothing."""
+    seen: dict[str, Label] = {}
+    for label in (row.label for row in rows if row.spec is not None):
+        other = seen.setdefault(label.digest, label)
+        if other.arm != label.arm:
+            raise InputError(
+                f"arms {other.arm} and {label.arm} are the same run at size {label.size}, seed {label.seed} "
+                f"(digest {label.digest}): there the change changes nothing; write a larger size or drop the arm"
+            )

@@ -1,0 +1,38 @@
+"""Where do experiments and recipes lie? Names are looked up in the working folder first, then beside the package.
+
+A recipe is a YAML file `recipes/<kind>/<name>.yaml`; an experiment is a path, or the name of a file in `experiments/`.
+This module finds and reads them; it does not know what is inside.
+"""
+
+from pathlib import Path
+
+from k3ablate.config import InputError, Tree, read_yaml
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+
+
+def recipe(kind: str, name: str) -> Tree:
+    """The tree of `recipes/<kind>/<name>.yaml`; an unknown name is an InputError that lists the known ones."""
+    return read_yaml(recipe_path(kind, name))
+
+
+def recipe_path(kind: str, name: str) -> Path:
+    """The file of the recipe called `name`."""
+    return _find(Path("recipes") / kind, name, what=f"{kind} recipe")
+
+
+def experiment_path(name_or_path: str) -> Path:
+    """The file of an experiment given by path or by bare name."""
+    path = Path(name_or_path)
+    if path.suffix in {".yaml", ".yml"} or len(path.parts) > 1:
+        return path
+    return _find(Path("experiments"), name_or_path, what="experiment")
+
+
+def _find(folder: Path, name: str, what: str) -> Path:
+    places = [Path.cwd() / folder, CHECKOUT / folder]
+    for place in places:
+        if (place / f"{name}.yaml").is_file():
+            return place / f"{name}.yaml"
+    known = sorted({path.stem for place in places for path in place.glob("*.yaml")})
+    raise InputError(f"{folder}/{name}.yaml: no such {what}; write one of {', '.join(known) or '(none found)'}")
