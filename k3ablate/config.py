@@ -202,4 +202,3 @@ def _shown(value: Tree) -> str:
     """A value as it is quoted in a message: short, on one line."""
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
-

@@ -55,6 +55,7 @@ class Component(Config):
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Level names, the baseline's first and the full change last."""
         return tuple(self.levels)
 
 

@@ -48,7 +48,7 @@ class RunRecord(Config):
     digest: str
     status: Status
     reason: str = ""
-    evaluations: dict[str, Evaluation] = {}
+    evaluations: dict[str, Evaluation] = Field(default_factory=dict)
     first_loss: float | None = None  # training cross-entropy of step 0, before any update
     num_steps: int = Field(ge=0)
     tokens: int = Field(ge=0)
@@ -60,9 +60,9 @@ class RunRecord(Config):
     tokens_per_second: float = Field(ge=0)
     corpus: str
     num_resumes: int = Field(default=0, ge=0)
-    kernels: dict[str, str] = {}  # operation -> implementation that ran
+    kernels: dict[str, str] = Field(default_factory=dict)  # operation -> implementation that ran
     device: str = "cpu"
-    versions: dict[str, str] = {}  # python, torch, lightning, k3ablate, code (git) ...
+    versions: dict[str, str] = Field(default_factory=dict)  # python, torch, lightning, k3ablate, code (git) ...
 
     @model_validator(mode="after")
     def _loss_only_when_finished(self) -> Self:

@@ -54,7 +54,9 @@ def count(config: ModelConfig, context: int) -> Counts:
 def _groups(config: ModelConfig) -> Counter[str]:
     """Parameters by the group names of specification section 3."""
     embedding = config.vocabulary_size * config.width
-    groups = Counter(input_embedding=embedding, lm_head=embedding, layer_norms=(2 * config.num_layers + 1) * config.width)
+    groups = Counter(
+        input_embedding=embedding, lm_head=embedding, layer_norms=(2 * config.num_layers + 1) * config.width
+    )
     for mixer, feed_forward in config.layers():
         groups[f"{mixer.kind}_mixers"] += sum(mixer.parameters(config.width).values())
         groups.update(feed_forward.parameters(config.width))

@@ -91,7 +91,9 @@ class ModelConfig(Config):
 
     def layers(self) -> list[tuple[MixerUnion, FeedForwardUnion]]:
         """Mixer and feed-forward of every layer, first to last."""
-        return [(self.mixer.at(layer, self.num_layers), self.feed_forward.at(layer)) for layer in range(self.num_layers)]
+        return [
+            (self.mixer.at(layer, self.num_layers), self.feed_forward.at(layer)) for layer in range(self.num_layers)
+        ]
 
 
 class DecoderOutput(NamedTuple):
@@ -125,6 +127,7 @@ class Decoder(nn.Module):
         self.head = nn.Linear(config.width, config.vocabulary_size, bias=False)
 
     def forward(self, tokens_BT: Tensor) -> DecoderOutput:
+        """Logits of the next token at every position of tokens_BT (int64)."""
         embedding_BTD = self.embedding(tokens_BT)
         state = self.residual.start(embedding_BTD)
         auxiliary_loss = embedding_BTD.new_zeros((), dtype=torch.float32)

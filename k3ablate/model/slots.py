@@ -75,7 +75,8 @@ class Mixer(nn.Module):
     """x_BTD -> y_BTD, causal. The caller normalises the input and owns the residual."""
 
     @abstractmethod
-    def forward(self, x_BTD: Tensor) -> Tensor: ...
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Mix positions of x_BTD; position t of the result depends on positions up to t."""
 
 
 class BalancingConfig(Config):
@@ -119,7 +120,8 @@ class FeedForward(nn.Module):
     """x_BTD -> (y_BTD, auxiliary loss as a scalar; zero where balancing has none)."""
 
     @abstractmethod
-    def forward(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]: ...
+    def forward(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Mix channels of x_BTD; the second value joins the training objective only."""
 
 
 class ResidualConfig(Config):

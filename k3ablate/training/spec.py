@@ -76,6 +76,7 @@ class DataRecipe(Config):
 
     @property
     def vocabulary_size(self) -> int:
+        """Number of distinct token ids."""
         return 256 if isinstance(self.tokenizer, Bytes) else self.tokenizer.vocabulary_size
 
 
@@ -162,10 +163,12 @@ class TrainingConfig(Config):
 
     @property
     def sequences_per_pass(self) -> int:
+        """Sequences of one forward pass."""
         return self.micro_batch_size or self.batch_size
 
     @property
     def tokens_per_step(self) -> int:
+        """Tokens of one optimizer step."""
         return self.batch_size * self.context
 
 
