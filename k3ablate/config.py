@@ -102,13 +102,15 @@ def parse(config_class: type[ConfigType], tree: Tree, source: str) -> ConfigType
 
 def override(tree: Mapping[str, Tree], path: str, value: Tree, source: str) -> dict[str, Tree]:
     """A copy of `tree` with `value` at dotted `path`; a path that is not there is an InputError."""
-    head, _, rest = path.partition(".")
+    return _override(tree, path.split("."), value, where=f"{source}: {path}")
+
+
+def _override(tree: Tree, keys: list[str], value: Tree, where: str) -> dict[str, Tree]:
+    head, *rest = keys
     if not isinstance(tree, Mapping) or head not in tree:
         known = list(tree) if isinstance(tree, Mapping) else []
-        raise InputError(f"{source}: {path}: no such path here; {_suggest(head, known)}")
-    changed = dict(tree)
-    changed[head] = override(tree[head], rest, value, source) if rest else value
-    return changed
+        raise InputError(f"{where}: no such path here; {_suggest(head, known)}")
+    return {**tree, head: _override(tree[head], rest, value, where) if rest else value}
 
 
 def differences(before: Tree, after: Tree, path: str = "") -> Iterator[Difference]:
@@ -116,7 +118,10 @@ def differences(before: Tree, after: Tree, path: str = "") -> Iterator[Differenc
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in dict.fromkeys([*before, *after]):
             below = f"{path}.{key}" if path else str(key)
-            yield from differences(before.get(key), after.get(key), below)
+            if key in before and key in after:
+                yield from differences(before[key], after[key], below)
+            else:
+                yield Difference(below, before.get(key), after.get(key))
     elif before != after:
         yield Difference(path, before, after)
 
