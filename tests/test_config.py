@@ -88,8 +88,8 @@ def test_override_replaces_a_subtree_and_leaves_the_original() -> None:
 
 
 def test_override_refuses_a_path_that_is_not_there() -> None:
-    with pytest.raises(InputError, match=r"test: shape.side: no such path here; did you mean 'side_length'"):
-        override({"shape": {"kind": "square", "side_length": 1.0}}, "shape.side", 2, source="test")
+    with pytest.raises(InputError, match=r"test: shape.side_lenght: no such path here; did you mean 'side_length'"):
+        override({"shape": {"kind": "square", "side_length": 1.0}}, "shape.side_lenght", 2, source="test")
     with pytest.raises(InputError, match=r"test: copies.deep: no such path here; nothing can be set below it"):
         override({"copies": 1}, "copies.deep", 2, source="test")
 

@@ -1,0 +1,118 @@
+"""Plans are pure, matched, costed and refuse arms that come out alike."""
+
+from pathlib import Path
+
+import pytest
+
+from k3ablate.config import InputError
+from k3ablate.experiment import load
+from k3ablate.model.counting import count
+from k3ablate.model.decoder import Decoder
+from k3ablate.model.sizes import LARGEST_MISMATCH
+from k3ablate.plan import UNBUILT, data_recipes, expand
+
+EXPERIMENTS = sorted((Path(__file__).parent.parent / "experiments").glob("*.yaml"))
+DEMO = Path(__file__).parent.parent / "experiments" / "demo.yaml"
+
+
+def built(_: object) -> str:
+    return "c0ffee"
+
+
+def unbuilt(_: object) -> None:
+    return None
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_published_experiments_plan_and_build(path: Path) -> None:
+    plan = expand(load(path), built)
+    assert plan.is_ready
+    models = {row.spec.model.digest(): row.spec for row in plan.rows if row.spec}
+    for spec in models.values():
+        decoder = Decoder(spec.model)
+        biases = sum(balancer.bias_E.numel() for balancer in decoder.balancers())
+        real = sum(parameter.numel() for parameter in decoder.parameters()) + biases
+        assert real == count(spec.model, spec.training.context).total_params
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
+def test_arms_are_matched_and_see_the_same_tokens(path: Path) -> None:
+    plan = expand(load(path), built)
+    assert all(abs(row.label.flops_mismatch) <= LARGEST_MISMATCH for row in plan.rows)
+    by_size: dict[str, set[int]] = {}
+    for row in plan.rows:
+        by_size.setdefault(row.label.size, set()).add(row.tokens)
+    assert all(len(tokens) == 1 for tokens in by_size.values())
+
+
+def test_rows_are_the_product_and_digests_are_distinct() -> None:
+    experiment = load(DEMO)
+    plan = expand(experiment, built)
+    assert len(plan.rows) == 7 * len(experiment.sizes) * len(experiment.seeds)
+    assert len(plan.specs()) == len(plan.rows)
+    assert expand(experiment, built) == plan
+
+
+def test_labels_do_not_enter_the_digest() -> None:
+    experiment = load(DEMO)
+    renamed = experiment.replaced("names.full", "kimi").replaced("name", "other")
+    before, after = expand(experiment, built), expand(renamed, built)
+    assert [row.label.digest for row in before.rows] == [row.label.digest for row in after.rows]
+    assert after.rows[-3].label.arm == "kimi"
+
+
+def test_another_corpus_is_another_run() -> None:
+    experiment = load(DEMO)
+    one, two = expand(experiment, built), expand(experiment, lambda _: "other")
+    assert not set(one.specs()) & set(two.specs())
+
+
+def test_a_plan_without_its_corpus_has_costs_but_no_digests() -> None:
+    plan = expand(load(DEMO), unbuilt)
+    assert not plan.is_ready
+    assert {row.label.digest for row in plan.rows} == {UNBUILT}
+    assert [row.flops for row in plan.rows] == [row.flops for row in expand(load(DEMO), built).rows]
+
+
+def test_cost_is_three_forwards_per_token() -> None:
+    row = expand(load(DEMO), built).rows[0]
+    assert row.flops == 3 * row.counts.flops_per_token * row.tokens
+    assert row.spec is not None
+    assert row.tokens == row.spec.num_steps * row.spec.training.tokens_per_step
+
+
+def test_flops_budget_gives_equal_compute() -> None:
+    experiment = load(DEMO).replaced("budgets", [{"kind": "flops", "flops": 1e12}])
+    for row in expand(experiment, built).rows:
+        assert row.flops == pytest.approx(1e12, rel=0.02)
+
+
+def test_no_matching_leaves_the_ratios_alone() -> None:
+    experiment = load(DEMO).replaced("match", "none")
+    widths = {row.spec.model.width for row in expand(experiment, built).rows if row.spec}
+    assert widths == {size.width for size in experiment.sizes}
+
+
+def test_active_parameters_can_be_matched_instead() -> None:
+    plan = expand(load(DEMO).replaced("match", "active_parameters"), built)
+    baseline = {row.label.size: row.counts.active_params for row in plan.rows if row.label.arm == "k2"}
+    for row in plan.rows:
+        assert abs(row.counts.active_params / baseline[row.label.size] - 1) <= LARGEST_MISMATCH
+
+
+def test_arms_that_come_out_alike_are_refused() -> None:
+    experiment = load(DEMO.with_name("attnres.yaml")).replaced(
+        "sizes", [{"name": "xs", "width": 32, "num_layers": 4, "head_width": 16, "num_active": 2}]
+    )
+    with pytest.raises(InputError, match=r"arms \+residual=block-4 and \+residual=block-8 are the same run at size xs"):
+        expand(experiment, built)
+
+
+def test_a_depth_without_routed_layers_is_refused() -> None:
+    experiment = load(DEMO).replaced("sizes", [{"name": "xs", "width": 32, "num_layers": 1, "num_active": 2}])
+    with pytest.raises(InputError, match=r"size xs: num_layers 1 leaves no layer .* write at least 2"):
+        expand(experiment, built)
+
+
+def test_one_corpus_for_arms_that_share_their_data() -> None:
+    assert len(data_recipes(load(DEMO))) == 1
