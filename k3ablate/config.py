@@ -28,14 +28,18 @@ class InputError(ValueError):
     """Input that a person can mend: the message says where, what was found and what to write instead."""
 
 
-class Config(BaseModel):
-    """Frozen, typed, closed: a key that is not declared is an error, never ignored."""
+class Closed(BaseModel):
+    """Frozen and typed: a key that is not declared is an error, never ignored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 
     def tree(self) -> dict[str, Tree]:
         """Plain JSON values, every default written out."""
         return self.model_dump(mode="json")
+
+
+class Config(Closed):
+    """What a file says or a run is made from; it is known by its content."""
 
     def digest(self) -> str:
         """Name by content: 16 hex digits of the SHA-256 of the canonical JSON."""

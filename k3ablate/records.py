@@ -13,7 +13,7 @@ from typing import Self
 import pandas
 from pydantic import Field, model_validator
 
-from k3ablate.config import Config, InputError
+from k3ablate.config import Closed, Config, InputError
 
 # Columns of every table of records, in order; one column per component's level follows them.
 COLUMNS = (
@@ -42,7 +42,7 @@ class Evaluation(Config):
     num_tokens: int = Field(gt=0)
 
 
-class RunRecord(Config):
+class RunRecord(Closed):
     """Everything a run reports. FLOPs are training FLOPs of the whole run (statistics.md, section 8)."""
 
     digest: str
