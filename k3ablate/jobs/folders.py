@@ -1,0 +1,218 @@
+"""Where is a run, and how far did it get? One folder per digest; its state is derived from what lies there.
+
+`prepare` freezes the specification, `RunFolder` reads and writes the rest. A run is held by a lock that the kernel
+releases when its process dies, so no state has to be cleaned up after a crash. Nothing here trains or starts processes
+(`local`), and nothing here imports torch, so that a worker can set its threads before torch is loaded.
+
+    <root>/<digest>/   spec.json record.json metrics.jsonl checkpoints/ log.txt failure.txt lock
+    <root>/corpora/  <root>/mlflow.db  <root>/results/<experiment>/
+"""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from pydantic import ValidationError
+
+from k3ablate.config import InputError
+from k3ablate.jobs.storage import write_atomic
+from k3ablate.records import RunRecord
+
+if TYPE_CHECKING:
+    from k3ablate.training.spec import RunSpec
+
+SPEC_FILE = "spec.json"
+RECORD_FILE = "record.json"
+METRICS_FILE = "metrics.jsonl"
+CHECKPOINTS = "checkpoints"
+LOG_FILE = "log.txt"
+FAILURE_FILE = "failure.txt"
+LOCK_FILE = "lock"
+
+TAIL_BYTES = 65_536  # of metrics.jsonl: holds many lines, however long the file
+CLAIM_SECONDS = 0.5  # how long `claimed` waits for someone who only looks at the lock
+
+
+class State(StrEnum):
+    """Where a run is. The last four are the statuses of its record."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    INTERRUPTED = "interrupted"
+    FINISHED = "finished"
+    DIVERGED = "diverged"
+    OUT_OF_TIME = "out_of_time"
+    FAILED = "failed"
+
+
+SETTLED = frozenset({State.FINISHED, State.DIVERGED})  # never trained again
+
+
+class Progress(NamedTuple):
+    """How far a run got, by its own metrics."""
+
+    step: int
+    tokens: int
+
+
+NO_PROGRESS = Progress(step=0, tokens=0)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of one run. Every write is atomic; every read copes with a file that is not there."""
+
+    path: Path
+
+    @property
+    def digest(self) -> str:
+        """The run's name by content, which is the folder's."""
+        return self.path.name
+
+    def state(self) -> State:
+        """The state that the folder's content shows."""
+        record = self.record()
+        if record is not None:
+            return State(record.status)
+        if self.is_held():
+            return State.RUNNING
+        return State.INTERRUPTED if self._has_checkpoint() else State.WAITING
+
+    def record(self) -> RunRecord | None:
+        """What came out, or None; a damaged file is an InputError that names it."""
+        text = _read(self.path / RECORD_FILE)
+        if text is None:
+            return None
+        try:
+            return RunRecord.model_validate_json(text)
+        except ValidationError as error:
+            problem = error.errors(include_url=False)[0]["msg"]
+            raise InputError(
+                f"{self.path / RECORD_FILE}: not a run record ({problem}); delete it to run again"
+            ) from None
+
+    def write_record(self, record: RunRecord) -> None:
+        """Settle the run."""
+        write_atomic(self.path / RECORD_FILE, record.model_dump_json(indent=1) + "\n")
+
+    def write_failure(self, record: RunRecord, details: str) -> None:
+        """Keep a failed record, and `details` (a traceback) beside it."""
+        write_atomic(self.path / FAILURE_FILE, details)
+        self.write_record(record)
+
+    def forget_failure(self) -> None:
+        """Make the run open again; metrics and checkpoints stay."""
+        (self.path / RECORD_FILE).unlink(missing_ok=True)
+        (self.path / FAILURE_FILE).unlink(missing_ok=True)
+
+    def progress(self) -> Progress:
+        """Step and tokens of the last whole line of metrics.jsonl; a line cut off by a crash is skipped."""
+        for line in reversed(_tail(self.path / METRICS_FILE).splitlines()):
+            try:
+                entry = json.loads(line)
+                return Progress(step=int(entry["step"]), tokens=int(entry["tokens"]))
+            except (ValueError, KeyError, TypeError):
+                continue
+        return NO_PROGRESS
+
+    @contextmanager
+    def claimed(self) -> Iterator[bool]:
+        """Hold the run while the block lasts; False where another process holds it."""
+        descriptor = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            yield _lock_within(descriptor, CLAIM_SECONDS)
+        finally:
+            os.close(descriptor)  # releases the lock
+
+    def is_held(self) -> bool:
+        """Whether a live process holds the run."""
+        try:
+            descriptor = os.open(self.path / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            return not _lock(descriptor, fcntl.LOCK_SH)
+        finally:
+            os.close(descriptor)
+
+    def _has_checkpoint(self) -> bool:
+        checkpoints = self.path / CHECKPOINTS
+        return checkpoints.is_dir() and any(entry.suffix != ".tmp" for entry in checkpoints.iterdir())
+
+
+def results_folder(root: Path, experiment: str) -> Path:
+    """Where the table and figure of an experiment go."""
+    return root / "results" / experiment
+
+
+def prepare(root: Path, spec: "RunSpec") -> RunFolder:
+    """The folder of `spec` with the specification frozen in it; another specification there is an InputError."""
+    folder = RunFolder(root / spec.digest())
+    frozen = _read(folder.path / SPEC_FILE)
+    if frozen is None:
+        folder.path.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder.path / SPEC_FILE, json.dumps(spec.tree(), indent=1, sort_keys=True) + "\n")
+    elif _tree(frozen) != spec.tree():
+        raise InputError(
+            f"{folder.path / SPEC_FILE}: holds another specification than its digest says; delete {folder.path}"
+        )
+    return folder
+
+
+def states(root: Path, digests: Iterable[str]) -> dict[str, State]:
+    """The state of every run, by digest."""
+    return {digest: RunFolder(root / digest).state() for digest in digests}
+
+
+def records(root: Path, digests: Iterable[str]) -> dict[str, RunRecord]:
+    """The records there are, by digest."""
+    found = {digest: RunFolder(root / digest).record() for digest in digests}
+    return {digest: record for digest, record in found.items() if record is not None}
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+
+
+def _tree(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None  # damaged: equal to no specification
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            return file.read().decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+
+
+def _lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _lock_within(descriptor: int, seconds: float) -> bool:
+    """Take the lock for oneself. `is_held` holds a shared one for an instant, so a refusal is tried again."""
+    deadline = time.monotonic() + seconds
+    while not _lock(descriptor, fcntl.LOCK_EX):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True

@@ -1,0 +1,66 @@
+"""Where do runs lie, and what does a disk's refusal mean? Atomic writes, a probe, and messages that say what to do.
+
+Nothing here knows what a run is (`folders`).
+"""
+
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+
+ROOT_VARIABLE = "K3ABLATE_RUNS"
+PROBE_BYTES = 64 * 1024  # a full disk may still take a few bytes
+
+# What a full or closed disk says; the person who chose the folder can mend it, no run is to blame.
+STORAGE_ERRORS = {
+    errno.ENOSPC: "the disk is full; free some space, or set {variable} to a folder on another disk",
+    errno.EDQUOT: "the disk quota is used up; free some space, or set {variable} to a folder on another disk",
+    errno.EACCES: "no permission; set {variable} to a folder that you may write to",
+    errno.EPERM: "no permission; set {variable} to a folder that you may write to",
+    errno.EROFS: "the file system is read-only; set {variable} to a folder that can be written to",
+    errno.ENOTDIR: "a part of this path is a file; name a folder, e.g. by {variable}",
+    errno.EEXIST: "is a file; name a folder, e.g. by {variable}",
+    errno.EISDIR: "is a folder where a file belongs; move it away, or name another place by {variable}",
+    errno.ENOENT: "no such file or folder; create it, or name another place by {variable}",
+}
+
+
+def runs_root() -> Path:
+    """`runs/` in the working folder, or what K3ABLATE_RUNS says."""
+    return Path(os.environ.get(ROOT_VARIABLE) or "runs")
+
+
+def problem(error: BaseException) -> str | None:
+    """Where it happened and what to do, if `error` is the file system's refusal; None if it is anything else."""
+    if not isinstance(error, OSError) or error.errno not in STORAGE_ERRORS:
+        return None
+    where = error.filename or runs_root()
+    return f"{where}: {STORAGE_ERRORS[error.errno].format(variable=ROOT_VARIABLE)}"
+
+
+def require_writable(root: Path) -> None:
+    """Create `root` and write a probe in it, so that a full or read-only disk shows before the first run (OSError)."""
+    root.mkdir(parents=True, exist_ok=True)
+    probe = root / f".probe.{os.getpid()}"
+    write_atomic(probe, "0" * PROBE_BYTES)
+    probe.unlink()
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Replace `path` in one step: a reader, or a crash, meets the old content or the new. An OSError names `path`."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        _write_through(temporary, text)
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from error  # that of a write names no file
+
+
+def _write_through(path: Path, text: str) -> None:
+    """Write down to the disk: a file system may report that it is full only then."""
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

@@ -1,0 +1,221 @@
+import errno
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from k3ablate.config import InputError, digest
+from k3ablate.jobs import storage
+from k3ablate.jobs.folders import Progress, RunFolder, State, prepare, records, states
+from k3ablate.records import Evaluation, RunRecord, Status
+
+HOLD = """
+import sys
+from pathlib import Path
+from k3ablate.jobs.folders import RunFolder
+with RunFolder(Path(sys.argv[1])).claimed() as is_mine:
+    print(is_mine, flush=True)
+    sys.stdin.read()
+"""
+
+
+class Spec:
+    """Stands in for a RunSpec: a tree and its digest."""
+
+    def __init__(self, **tree: object) -> None:
+        self._tree = tree
+
+    def tree(self) -> dict[str, object]:
+        return self._tree
+
+    def digest(self) -> str:
+        return digest(self._tree)
+
+
+def make_record(status: Status, **changes: object) -> RunRecord:
+    evaluation = Evaluation(loss=2.5, bits_per_byte=3.6, num_tokens=100)
+    values: dict[str, object] = {
+        "digest": "0" * 16,
+        "status": status,
+        "reason": "" if status is Status.FINISHED else "because",
+        "evaluations": {"validation": evaluation} if status is Status.FINISHED else {},
+        "num_steps": 3,
+        "tokens": 300,
+        "flops": 9.0,
+        "flops_6nd": 8.0,
+        "active_params": 5,
+        "total_params": 6,
+        "wall_seconds": 1.0,
+        "tokens_per_second": 300.0,
+        "corpus": "c",
+    }
+    return RunRecord.model_validate(values | changes)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return prepare(tmp_path, Spec(seed=0))
+
+
+def holder(folder: RunFolder) -> subprocess.Popen[str]:
+    """Another process that holds the run until its standard input closes."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(folder.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "True\n"
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.communicate()
+
+
+def test_a_prepared_folder_waits(folder: RunFolder) -> None:
+    assert folder.state() is State.WAITING
+
+
+def test_a_folder_that_does_not_exist_waits(tmp_path: Path) -> None:
+    assert RunFolder(tmp_path / "absent").state() is State.WAITING
+
+
+@pytest.mark.parametrize("status", Status)
+def test_a_record_decides_the_state(folder: RunFolder, status: Status) -> None:
+    (folder.path / "checkpoints").mkdir()
+    (folder.path / "checkpoints" / "last.ckpt").touch()
+    folder.write_record(make_record(status))
+    assert folder.state().value == status.value
+    assert folder.record() == make_record(status)
+
+
+def test_a_checkpoint_without_a_record_is_interrupted(folder: RunFolder) -> None:
+    (folder.path / "checkpoints").mkdir()
+    assert folder.state() is State.WAITING
+    (folder.path / "checkpoints" / "half.tmp").touch()
+    assert folder.state() is State.WAITING
+    (folder.path / "checkpoints" / "last.ckpt").touch()
+    assert folder.state() is State.INTERRUPTED
+
+
+def test_a_run_is_held_until_its_process_is_killed(folder: RunFolder) -> None:
+    process = holder(folder)
+    try:
+        assert folder.state() is State.RUNNING
+        with folder.claimed() as is_mine:
+            assert not is_mine
+    finally:
+        end(process)
+    assert folder.state() is State.WAITING
+    with folder.claimed() as is_mine:
+        assert is_mine
+
+
+def test_looking_at_a_lock_does_not_take_it(folder: RunFolder) -> None:
+    with folder.claimed() as is_mine:
+        assert is_mine
+        assert folder.is_held()
+        assert folder.is_held()
+    assert not folder.is_held()
+
+
+def test_a_forgotten_failure_opens_the_run_again(folder: RunFolder) -> None:
+    folder.write_failure(make_record(Status.FAILED), "Traceback ...")
+    assert folder.state() is State.FAILED
+    assert (folder.path / "failure.txt").read_text() == "Traceback ..."
+    folder.forget_failure()
+    assert folder.state() is State.WAITING
+    assert not (folder.path / "failure.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", Progress(0, 0)),
+        ('{"step": 3, "tokens": 30}\n', Progress(3, 30)),
+        ('{"step": 3, "tokens": 30}\n{"step": 4, "tok', Progress(3, 30)),
+        ('{"step": 3, "tokens": 30}\n17\n{"loss": 1}\n', Progress(3, 30)),
+        ('{"step": 1, "tokens": 10}\n' + 20_000 * '{"step": 2, "tokens": 20}\n', Progress(2, 20)),
+        ("\0" * 50, Progress(0, 0)),
+    ],
+)
+def test_progress_is_the_last_whole_line(folder: RunFolder, text: str, expected: Progress) -> None:
+    (folder.path / "metrics.jsonl").write_text(text)
+    assert folder.progress() == expected
+
+
+def test_a_run_without_metrics_has_no_progress(folder: RunFolder) -> None:
+    assert folder.progress() == Progress(0, 0)
+
+
+def test_preparing_twice_leaves_the_specification_alone(tmp_path: Path) -> None:
+    folder = prepare(tmp_path, Spec(seed=1, rate=0.1))
+    before = (folder.path / "spec.json").stat().st_mtime_ns
+    assert prepare(tmp_path, Spec(seed=1, rate=0.1)) == folder
+    assert (folder.path / "spec.json").stat().st_mtime_ns == before
+    assert json.loads((folder.path / "spec.json").read_text()) == {"seed": 1, "rate": 0.1}
+
+
+@pytest.mark.parametrize("content", ['{"seed": 2}', "{", ""])
+def test_another_specification_in_the_folder_is_refused(tmp_path: Path, content: str) -> None:
+    folder = prepare(tmp_path, Spec(seed=1))
+    (folder.path / "spec.json").write_text(content)
+    with pytest.raises(InputError, match="spec.json: holds another specification"):
+        prepare(tmp_path, Spec(seed=1))
+
+
+def test_a_damaged_record_is_named(folder: RunFolder) -> None:
+    (folder.path / "record.json").write_text('{"digest": "x"')
+    with pytest.raises(InputError, match=r"record\.json: not a run record .* delete it to run again"):
+        folder.state()
+
+
+def test_a_write_that_fails_leaves_the_old_content(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder.write_record(make_record(Status.FINISHED))
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        folder.write_record(make_record(Status.FAILED))
+    assert caught.value.filename == str(folder.path / "record.json")
+    assert folder.record() == make_record(Status.FINISHED)
+    assert sorted(path.name for path in folder.path.iterdir()) == ["record.json", "spec.json"]
+
+
+def test_states_and_records_of_many_runs(tmp_path: Path) -> None:
+    done, open_one = prepare(tmp_path, Spec(seed=1)), prepare(tmp_path, Spec(seed=2))
+    done.write_record(make_record(Status.DIVERGED))
+    digests = [done.digest, open_one.digest]
+    assert states(tmp_path, digests) == {done.digest: State.DIVERGED, open_one.digest: State.WAITING}
+    assert records(tmp_path, digests) == {done.digest: make_record(Status.DIVERGED)}
+
+
+def test_a_root_below_a_file_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError) as caught:
+        storage.require_writable(tmp_path / "file" / "runs")
+    assert storage.problem(caught.value) == (
+        f"{tmp_path / 'file' / 'runs'}: a part of this path is a file; name a folder, e.g. by K3ABLATE_RUNS"
+    )
+
+
+def test_a_writable_root_is_created_and_left_empty(tmp_path: Path) -> None:
+    storage.require_writable(tmp_path / "new" / "runs")
+    assert list((tmp_path / "new" / "runs").iterdir()) == []
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), OSError("no number"), ConnectionResetError(errno.ECONNRESET, "x")])
+def test_other_errors_are_not_the_disks(error: Exception) -> None:
+    assert storage.problem(error) is None
+
+
+def test_the_root_is_runs_or_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("K3ABLATE_RUNS", raising=False)
+    assert storage.runs_root() == Path("runs")
+    monkeypatch.setenv("K3ABLATE_RUNS", "/elsewhere")
+    assert storage.runs_root() == Path("/elsewhere")
