@@ -1,0 +1,189 @@
+"""How does a sublayer get its input from what was written before it: by plain addition, or by attention over depth?
+
+`Plain` is the running sum of pre-norm transformers. `FullAttnRes` reads the embedding and every earlier sublayer
+output; `BlockAttnRes` reads the sums of finished blocks and the running sum of the current one. Both follow
+specification 4.4 (Attention Residuals, arXiv 2603.15031; K3 report, section 2.2) as the released model runs it: a
+read before every mixer, before every feed-forward and at the output. The arithmetic of one read is
+`kernels/attnres.py`. Norms in front of sublayers belong to the decoder.
+"""
+
+import math
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, Self
+
+import torch
+from pydantic import PositiveFloat, PositiveInt
+from torch import Generator, Tensor, nn
+
+from k3ablate.kernels import attnres
+from k3ablate.model.slots import Dial, Initialised, ResidualConfig, ResidualStream
+
+
+class Plain(ResidualConfig):
+    """The running sum."""
+
+    kind: Literal["plain"] = "plain"
+
+    def scaled(self, dial: Dial, reference_layers: int, num_layers: int) -> Self:
+        """Itself."""
+        return self
+
+    def parameters(self, width: int, num_layers: int) -> Mapping[str, int]:
+        """No groups."""
+        return {}
+
+    def num_links(self, num_layers: int) -> int:
+        """No reads by attention."""
+        return 0
+
+    def flops_per_token(self, width: int, num_layers: int) -> float:
+        """Additions are lower order."""
+        return 0.0
+
+    def build(self, width: int, num_layers: int) -> "PlainStream":
+        """The stream, without parameters."""
+        return PlainStream()
+
+
+class AttnResConfig(ResidualConfig):
+    """What full and block attention residuals share: a query and a key norm per read."""
+
+    norm_epsilon: PositiveFloat = 1e-5
+
+    @abstractmethod
+    def block_starts(self, site: int) -> bool:
+        """Whether the output written at `site` starts a new source instead of adding to the last one."""
+
+    def scaled(self, dial: Dial, reference_layers: int, num_layers: int) -> Self:
+        """Itself."""
+        return self
+
+    def parameters(self, width: int, num_layers: int) -> Mapping[str, int]:
+        """A query and a key-norm weight for each of 2 x num_layers sites and the output."""
+        return {"attnres": 2 * width * (2 * num_layers + 1)}
+
+    def num_links(self, num_layers: int) -> int:
+        """Sources of every read summed, sublayer by sublayer, output read included (specification 6)."""
+        num_sources, links = 1, 0
+        for site in range(2 * num_layers):
+            links += num_sources
+            num_sources += self.block_starts(site)
+        return links + num_sources
+
+    def flops_per_token(self, width: int, num_layers: int) -> float:
+        """6 x width per link: score, mean square and weighted sum (specification 5)."""
+        return 6.0 * width * self.num_links(num_layers)
+
+    def build(self, width: int, num_layers: int) -> "AttnResStream":
+        """The stream with its 2 x num_layers + 1 reads."""
+        return AttnResStream(self, width, num_layers)
+
+
+class FullAttnRes(AttnResConfig):
+    """Every sublayer output is a source of its own."""
+
+    kind: Literal["full_attnres"] = "full_attnres"
+
+    def block_starts(self, site: int) -> bool:
+        """At every site."""
+        return True
+
+
+class BlockAttnRes(AttnResConfig):
+    """Sublayer outputs are summed over blocks of decoder layers (K3: 12, one block is 24 sublayers)."""
+
+    kind: Literal["block_attnres"] = "block_attnres"
+    layers_per_block: PositiveInt = 12
+
+    def block_starts(self, site: int) -> bool:
+        """At the mixer of every `layers_per_block`-th layer."""
+        return site % (2 * self.layers_per_block) == 0
+
+    def scaled(self, dial: Dial, reference_layers: int, num_layers: int) -> Self:
+        """About as many blocks as the reference has (K3: 8), whatever the depth."""
+        if num_layers == reference_layers:
+            return self
+        num_blocks = math.ceil(reference_layers / self.layers_per_block)
+        return self.replaced("layers_per_block", math.ceil(num_layers / num_blocks))
+
+
+class PlainStream(ResidualStream):
+    """The state is the sum so far, in the dtype of the embedding."""
+
+    def start(self, embedding_BTD: Tensor) -> Tensor:
+        """The embedding."""
+        return embedding_BTD
+
+    def read(self, state: Tensor, site: int) -> Tensor:
+        """The sum."""
+        return state
+
+    def write(self, state: Tensor, site: int, output_BTD: Tensor) -> Tensor:
+        """The sum and the output."""
+        return state + output_BTD.to(state.dtype)
+
+    def finish(self, state: Tensor) -> Tensor:
+        """The sum."""
+        return state
+
+
+class Sources(NamedTuple):
+    """State of attention residuals: everything a read can see, in the dtype of the embedding."""
+
+    finished: tuple[Tensor, ...]  # BTD each: embedding first, then the sum of each finished block
+    current: Tensor  # BTD, running sum of the current block
+
+
+class Read(Initialised):
+    """One consumer's pseudo-query and key norm."""
+
+    def __init__(self, width: int, epsilon: float) -> None:
+        super().__init__()
+        self.query_D = nn.Parameter(torch.empty(width))
+        self.key_weight_D = nn.Parameter(torch.empty(width))
+        self.epsilon = epsilon
+
+    def initialise(self, generator: Generator, std: float) -> None:
+        """Zero query: a read starts as the plain average of its sources (arXiv 2603.15031)."""
+        nn.init.zeros_(self.query_D)
+        nn.init.ones_(self.key_weight_D)
+
+    def forward(self, sources: Sources) -> Tensor:
+        """The sources mixed, BTD."""
+        every_source = (*sources.finished, sources.current)
+        return attnres.read(self.query_D, self.key_weight_D, every_source, self.epsilon)
+
+
+class AttnResStream(ResidualStream):
+    """Reads by attention over depth; full and block differ in when a new source starts.
+
+    The first read sees the embedding alone and returns it, whatever its query: the released checkpoint holds that
+    pair too, so it exists here, with a gradient of zero.
+    """
+
+    def __init__(self, config: AttnResConfig, width: int, num_layers: int) -> None:
+        super().__init__()
+        self.config = config
+        self.reads = nn.ModuleList(Read(width, config.norm_epsilon) for _ in range(2 * num_layers + 1))
+
+    def start(self, embedding_BTD: Tensor) -> Sources:
+        """The embedding is the first source."""
+        return Sources((), embedding_BTD)
+
+    def read(self, state: Sources, site: int) -> Tensor:
+        """The read of `site`: finished blocks and the current sum."""
+        mixed_BTD: Tensor = self.reads[site](state)
+        return mixed_BTD
+
+    def write(self, state: Sources, site: int, output_BTD: Tensor) -> Sources:
+        """Add to the current block, or finish it and start another with this output."""
+        output_BTD = output_BTD.to(state.current.dtype)
+        if self.config.block_starts(site):
+            return Sources((*state.finished, state.current), output_BTD)
+        return Sources(state.finished, state.current + output_BTD)
+
+    def finish(self, state: Sources) -> Tensor:
+        """The output's own read."""
+        mixed_BTD: Tensor = self.reads[-1](state)
+        return mixed_BTD

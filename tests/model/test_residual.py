@@ -1,0 +1,175 @@
+"""Do the three residual streams compute what the specification writes, and count what it counts?"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from k3ablate.kernels import attnres
+from k3ablate.model.residual import AttnResStream, BlockAttnRes, FullAttnRes, Plain
+from k3ablate.model.slots import Dial, ResidualStream
+
+WIDTH = 16
+Sublayer = Callable[[Tensor], Tensor]
+Read = Callable[[int, list[Tensor]], Tensor]
+
+
+def _normalised(x_BTD: Tensor) -> Tensor:
+    return functional.rms_norm(x_BTD, (WIDTH,), eps=1e-12)
+
+
+def _sublayers(num_layers: int) -> list[Sublayer]:
+    generator = torch.Generator().manual_seed(0)
+    matrices = [torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.float64) for _ in range(2 * num_layers)]
+    return [lambda x, matrix=matrix: torch.tanh(_normalised(x) @ matrix) for matrix in matrices]
+
+
+def _embedding() -> Tensor:
+    return torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def _initialised(config: FullAttnRes | BlockAttnRes, num_layers: int) -> AttnResStream:
+    stream = config.build(WIDTH, num_layers).double()
+    for read in stream.reads:
+        read.initialise(torch.Generator(), 0.02)
+    return stream
+
+
+def _with_random_queries(config: FullAttnRes | BlockAttnRes, num_layers: int) -> AttnResStream:
+    stream = _initialised(config, num_layers)
+    generator = torch.Generator().manual_seed(2)
+    for parameter in stream.parameters():
+        torch.nn.init.normal_(parameter, generator=generator)
+    return stream
+
+
+def _run(stream: ResidualStream, sublayers: list[Sublayer]) -> Tensor:
+    state = stream.start(_embedding())
+    for site, sublayer in enumerate(sublayers):
+        state = stream.write(state, site, sublayer(stream.read(state, site)))
+    return stream.finish(state)
+
+
+def _plain_reads(stream: AttnResStream) -> Read:
+    parameters = [(read.query_D, read.key_weight_D) for read in stream.reads]
+    return lambda site, sources: attnres.read_plain(*parameters[site], sources, stream.config.norm_epsilon)
+
+
+def _equation_10(read: Read, sublayers: list[Sublayer], per_block: int) -> Tensor:
+    """K3 report, equation 10, with sublayers as its layers: sums of finished blocks, then the current one if any."""
+    outputs: list[Tensor] = []
+    for site, sublayer in enumerate([*sublayers, None]):
+        blocks = [sum(outputs[start : start + per_block]) for start in range(0, len(outputs), per_block)]
+        mixed = read(site, [_embedding(), *blocks])
+        if sublayer is None:
+            return mixed
+        outputs.append(sublayer(mixed))
+    raise AssertionError
+
+
+def _released_loop(read: Read, sublayers: list[Sublayer], layers_per_block: int) -> Tensor:
+    """Specification 4.4, what the released model executes."""
+    bank: list[Tensor] = []
+    partial: Tensor | None = _embedding()
+    for layer in range(len(sublayers) // 2):
+        x = read(2 * layer, [*bank, partial]) if bank else partial
+        if layer % layers_per_block == 0:
+            bank.append(partial)
+            partial = None
+        y = sublayers[2 * layer](x)
+        partial = y if partial is None else partial + y
+        x = read(2 * layer + 1, [*bank, partial])
+        partial = partial + sublayers[2 * layer + 1](x)
+    return read(len(sublayers), [*bank, partial])
+
+
+@pytest.mark.parametrize("config", [FullAttnRes(), BlockAttnRes(layers_per_block=2), BlockAttnRes()], ids=str)
+def test_at_initialisation_the_network_is_the_plain_one(config: FullAttnRes | BlockAttnRes) -> None:
+    sublayers = _sublayers(5)
+    plain = _run(Plain().build(WIDTH, 5), sublayers)
+    torch.testing.assert_close(
+        _normalised(_run(_initialised(config, 5), sublayers)), _normalised(plain), rtol=1e-10, atol=1e-10
+    )
+
+
+@pytest.mark.parametrize("layers_per_block", [1, 2, 3, 12])
+def test_block_form_is_equation_10_and_the_released_loop(layers_per_block: int) -> None:
+    sublayers = _sublayers(5)
+    stream = _with_random_queries(BlockAttnRes(layers_per_block=layers_per_block), 5)
+    ours = _run(stream, sublayers)
+    torch.testing.assert_close(ours, _equation_10(_plain_reads(stream), sublayers, 2 * layers_per_block))
+    torch.testing.assert_close(ours, _released_loop(_plain_reads(stream), sublayers, layers_per_block))
+
+
+def test_full_form_is_equation_10_with_one_sublayer_a_block() -> None:
+    sublayers = _sublayers(4)
+    stream = _with_random_queries(FullAttnRes(), 4)
+    torch.testing.assert_close(_run(stream, sublayers), _equation_10(_plain_reads(stream), sublayers, 1))
+
+
+def test_plain_stream_is_the_sum() -> None:
+    stream = Plain().build(WIDTH, 2)
+    state = stream.start(_embedding())
+    for site in range(4):
+        torch.testing.assert_close(stream.read(state, site), _embedding() + site)
+        state = stream.write(state, site, torch.ones_like(state))
+    torch.testing.assert_close(stream.finish(state), _embedding() + 4)
+
+
+@pytest.mark.parametrize("config", [Plain(), FullAttnRes(), BlockAttnRes(layers_per_block=1)], ids=str)
+def test_writing_leaves_the_earlier_state_as_it_was(config: Plain | FullAttnRes | BlockAttnRes) -> None:
+    stream = config.build(WIDTH, 3)
+    for parameter in stream.parameters():
+        torch.nn.init.ones_(parameter)
+    state = stream.start(_embedding())
+    before = stream.read(state, 1).clone()
+    for site in range(3):
+        stream.write(state, site, torch.ones(2, 3, WIDTH))
+    assert torch.equal(stream.read(state, 1), before)
+
+
+def test_every_query_and_norm_gets_a_gradient_also_the_trivial_one() -> None:
+    stream = _with_random_queries(BlockAttnRes(layers_per_block=2), 3)
+    _run(stream, _sublayers(3)).square().sum().backward()
+    largest = [float(parameter.grad.abs().max()) for parameter in stream.parameters()]
+    assert largest[:2] == [0.0, 0.0]  # the first read has one source
+    assert min(largest[2:]) > 0
+
+
+def test_counts_at_93_layers_are_those_of_the_specification() -> None:
+    full, block = FullAttnRes(), BlockAttnRes()
+    assert (full.num_links(93), block.num_links(93)) == (17_578, 1_003)
+    assert full.parameters(7168, 93) == block.parameters(7168, 93) == {"attnres": 2_680_832}
+    assert block.flops_per_token(7168, 93) == pytest.approx(43.1e6, rel=1e-3)
+    assert full.flops_per_token(7168, 93) == pytest.approx(756e6, rel=1e-3)
+    assert (Plain().num_links(93), Plain().flops_per_token(7168, 93)) == (0, 0.0)
+
+
+@pytest.mark.parametrize("config", [FullAttnRes(), BlockAttnRes(layers_per_block=2)], ids=str)
+def test_counted_links_are_the_sources_read(
+    config: FullAttnRes | BlockAttnRes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_sources: list[int] = []
+
+    def counting_read(query: Tensor, key_weight: Tensor, sources: tuple[Tensor, ...], epsilon: float) -> Tensor:
+        num_sources.append(len(sources))
+        return sources[0]
+
+    monkeypatch.setattr(attnres, "read", counting_read)
+    _run(_initialised(config, 5), _sublayers(5))
+    assert sum(num_sources) == config.num_links(5)
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "layers_per_block"), [(93, 12), (92, 12), (24, 3), (20, 3), (8, 1), (4, 1), (186, 24)]
+)
+def test_scaling_keeps_the_number_of_blocks(num_layers: int, layers_per_block: int) -> None:
+    scaled = BlockAttnRes().scaled(Dial(width_ratio=0.1), reference_layers=93, num_layers=num_layers)
+    assert scaled.layers_per_block == layers_per_block
+
+
+def test_scaling_leaves_streams_without_blocks_alone() -> None:
+    for config in (Plain(), FullAttnRes()):
+        assert config.scaled(Dial(width_ratio=0.1), reference_layers=93, num_layers=7) == config
