@@ -1,0 +1,258 @@
+"""How do tokens look each other up by softmax? Grouped-query attention, K2's MLA, and K3's gated MLA without positions.
+
+`Softmax` is the plain reference that everybody knows; `MLA` compresses queries, keys and values to low ranks and
+rotates a slice of them (K2); `GatedMLA` leaves the slice unrotated and gates the output (K3). Formulas: specification
+4.2; tensors: section 2. No cache for decoding here: this is for training.
+
+Shape legend: `slots.py`, and R channels of a latent, P channels of the position slice, G key and value heads.
+"""
+
+from collections.abc import Mapping
+from typing import Literal, Self
+
+import torch
+from pydantic import PositiveFloat, PositiveInt, model_validator
+from torch import Tensor, nn
+from torch.nn import functional
+
+from k3ablate.model.norms import RMSNorm
+from k3ablate.model.slots import Dial, Mixer, MixerConfig
+
+
+class Softmax(MixerConfig):
+    """Causal softmax attention with rotary positions; several query heads may share a key and value head."""
+
+    kind: Literal["softmax"] = "softmax"
+    num_heads: PositiveInt
+    num_key_value_heads: PositiveInt
+    head_width: PositiveInt
+    rotary_base: PositiveFloat = 10000.0
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Self:
+        if self.num_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_key_value_heads {self.num_key_value_heads} does not divide num_heads {self.num_heads}; "
+                "write a divisor of it"
+            )
+        _check_even("head_width", self.head_width)
+        return self
+
+    def scaled(self, dial: Dial) -> Self:
+        """Query heads by the dial; key and value heads keep their share as nearly as a divisor can."""
+        num_heads = dial.num_heads(self.num_heads, self.head_width)
+        wanted = self.num_key_value_heads * num_heads / self.num_heads
+        divisors = [number for number in range(1, num_heads + 1) if num_heads % number == 0]
+        return self.model_copy(
+            update={
+                "num_heads": num_heads,
+                "num_key_value_heads": min(divisors, key=lambda divisor: abs(divisor - wanted)),
+                "head_width": dial.head(self.head_width, self.head_width),
+            }
+        )
+
+    def parameters(self, width: int) -> Mapping[str, int]:
+        """Queries and output for every head, keys and values for the shared ones."""
+        return {"projections": 2 * width * self.head_width * (self.num_heads + self.num_key_value_heads)}
+
+    def flops_per_token(self, width: int, context: int) -> float:
+        """Projections, and the core at the causal average: H (T + 1) (K + V)."""
+        core = self.num_heads * (context + 1) * 2 * self.head_width
+        return 2 * self.parameters(width)["projections"] + core
+
+    def build(self, width: int) -> "SoftmaxAttention":
+        """The torch module, uninitialised."""
+        return SoftmaxAttention(self, width)
+
+
+class LatentMixerConfig(MixerConfig):
+    """What K2's and K3's multi-head latent attention share."""
+
+    num_heads: PositiveInt
+    query_rank: PositiveInt
+    key_value_rank: PositiveInt
+    head_width: PositiveInt = 128  # of a query or key, without the position slice
+    position_width: PositiveInt = 64  # the slice whose keys all heads share
+    value_width: PositiveInt = 128
+
+    def scaled(self, dial: Dial) -> Self:
+        """Heads and their three widths by the head dial, ranks in proportion to the model width."""
+        return self.model_copy(
+            update={
+                "num_heads": dial.num_heads(self.num_heads, self.head_width),
+                "query_rank": dial.width(self.query_rank),
+                "key_value_rank": dial.width(self.key_value_rank),
+                "head_width": dial.head(self.head_width, self.head_width),
+                "position_width": dial.head(self.position_width, self.head_width),
+                "value_width": dial.head(self.value_width, self.head_width),
+            }
+        )
+
+    def parameters(self, width: int) -> Mapping[str, int]:
+        """The low-rank projections with the output's, and the norms of both latents."""
+        query = self.query_rank * (width + self.num_heads * self.query_width)
+        key_value = width * (self.key_value_rank + self.position_width)
+        key_value += self.key_value_rank * self.num_heads * (self.head_width + self.value_width)
+        output = self.inner_width * width
+        return {"projections": query + key_value + output, "norms": self.query_rank + self.key_value_rank}
+
+    def flops_per_token(self, width: int, context: int) -> float:
+        """Every matrix once, and the core at the causal average: H (T + 1) (d_n + d_s + d_v); norms are left out."""
+        matrices = sum(count for group, count in self.parameters(width).items() if group != "norms")
+        return 2 * matrices + self.num_heads * (context + 1) * (self.query_width + self.value_width)
+
+    @property
+    def query_width(self) -> int:
+        """Channels of a head's query: without and with position."""
+        return self.head_width + self.position_width
+
+    @property
+    def inner_width(self) -> int:
+        """Channels of all heads' values together."""
+        return self.num_heads * self.value_width
+
+
+class MLA(LatentMixerConfig):
+    """K2's multi-head latent attention: rotary on the position slice, no gate."""
+
+    kind: Literal["mla"] = "mla"
+    rotary_base: PositiveFloat = 50000.0
+    norm_epsilon: PositiveFloat = 1e-6
+
+    @model_validator(mode="after")
+    def _slice_can_rotate(self) -> Self:
+        _check_even("position_width", self.position_width)
+        return self
+
+    def build(self, width: int) -> "LatentAttention":
+        """The torch module, uninitialised."""
+        return LatentAttention(self, width, self.norm_epsilon, Rotary(self.rotary_base))
+
+
+class GatedMLA(LatentMixerConfig):
+    """K3's: the slice is there but not rotated, and a full-rank sigmoid gate acts on the output."""
+
+    kind: Literal["gated_mla"] = "gated_mla"
+    norm_epsilon: PositiveFloat = 1e-5
+
+    def parameters(self, width: int) -> Mapping[str, int]:
+        """As without a gate, and the gate."""
+        return {**super().parameters(width), "gate": width * self.inner_width}
+
+    def build(self, width: int) -> "GatedLatentAttention":
+        """The torch module, uninitialised."""
+        return GatedLatentAttention(self, width)
+
+
+class Rotary(nn.Module):
+    """Rotates pairs of channels (i, i + K/2) by angles that grow with the position (Su et al. 2021)."""
+
+    def __init__(self, base: float) -> None:
+        super().__init__()
+        self.base = base
+
+    def forward(self, x_BTHK: Tensor) -> Tensor:
+        """x_BTHK at positions 0..T-1, in its own dtype; K is even."""
+        length, half = x_BTHK.shape[1], x_BTHK.shape[3] // 2
+        positions_T1 = torch.arange(length, device=x_BTHK.device, dtype=torch.float32)[:, None]
+        exponents = torch.arange(half, device=x_BTHK.device, dtype=torch.float32) / half
+        angles_T1K = (positions_T1 * self.base**-exponents)[:, None, :]
+        cosine, sine = angles_T1K.cos(), angles_T1K.sin()
+        first, second = x_BTHK.chunk(2, dim=-1)
+        return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x_BTHK.dtype)
+
+
+class SoftmaxAttention(Mixer):
+    """The module of `Softmax`."""
+
+    def __init__(self, config: Softmax, width: int) -> None:
+        super().__init__()
+        self.head_width = config.head_width
+        inner, shared = config.num_heads * config.head_width, config.num_key_value_heads * config.head_width
+        self.query = nn.Linear(width, inner, bias=False)
+        self.key = nn.Linear(width, shared, bias=False)
+        self.value = nn.Linear(width, shared, bias=False)
+        self.output = nn.Linear(inner, width, bias=False)
+        self.rotation = Rotary(config.rotary_base)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """x_BTD -> y_BTD."""
+        query_BTHK, key_BTGK, value_BTGV = (
+            projection(x_BTD).unflatten(-1, (-1, self.head_width)) for projection in (self.query, self.key, self.value)
+        )
+        attended = causal_attention(self.rotation(query_BTHK), self.rotation(key_BTGK), value_BTGV)
+        y_BTD: Tensor = self.output(attended.flatten(2))
+        return y_BTD
+
+
+class LatentAttention(Mixer):
+    """Multi-head latent attention; `rotation` acts on the position slices of queries and keys."""
+
+    def __init__(self, config: LatentMixerConfig, width: int, norm_epsilon: float, rotation: nn.Module) -> None:
+        super().__init__()
+        self.config = config
+        heads, query_rank, key_value_rank = config.num_heads, config.query_rank, config.key_value_rank
+        self.query_down = nn.Linear(width, query_rank, bias=False)
+        self.query_norm = RMSNorm(query_rank, norm_epsilon)
+        self.query_up = nn.Linear(query_rank, heads * config.query_width, bias=False)
+        self.key_value_down = nn.Linear(width, key_value_rank + config.position_width, bias=False)
+        self.key_value_norm = RMSNorm(key_value_rank, norm_epsilon)
+        self.key_value_up = nn.Linear(key_value_rank, heads * (config.head_width + config.value_width), bias=False)
+        self.output = nn.Linear(config.inner_width, width, bias=False)
+        self.rotation = rotation
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """x_BTD -> y_BTD."""
+        y_BTD: Tensor = self.output(self.attend(x_BTD))
+        return y_BTD
+
+    def attend(self, x_BTD: Tensor) -> Tensor:
+        """What the heads found, side by side: [B, T, H * V]."""
+        key_BTHK, value_BTHV = self._keys_and_values(x_BTD)
+        return causal_attention(self._queries(x_BTD), key_BTHK, value_BTHV).flatten(2)
+
+    def _queries(self, x_BTD: Tensor) -> Tensor:
+        config = self.config
+        query_BTHK = self.query_up(self.query_norm(self.query_down(x_BTD))).unflatten(-1, (config.num_heads, -1))
+        content_BTHK, position_BTHP = query_BTHK.split([config.head_width, config.position_width], dim=-1)
+        return torch.cat([content_BTHK, self.rotation(position_BTHP)], dim=-1)
+
+    def _keys_and_values(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
+        config = self.config
+        latent_BTR, position_BTP = self.key_value_down(x_BTD).split([config.key_value_rank, config.position_width], -1)
+        key_value = self.key_value_up(self.key_value_norm(latent_BTR)).unflatten(-1, (config.num_heads, -1))
+        content_BTHK, value_BTHV = key_value.split([config.head_width, config.value_width], dim=-1)
+        position_BTHP = self.rotation(position_BTP[:, :, None]).expand(-1, -1, config.num_heads, -1)
+        return torch.cat([content_BTHK, position_BTHP], dim=-1), value_BTHV
+
+
+class GatedLatentAttention(LatentAttention):
+    """y = W_o [sigmoid(W_g x) * what the heads found], without positions (K3 report, equation 7)."""
+
+    def __init__(self, config: GatedMLA, width: int) -> None:
+        super().__init__(config, width, config.norm_epsilon, rotation=nn.Identity())
+        self.gate = nn.Linear(width, config.inner_width, bias=False)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """x_BTD -> y_BTD."""
+        y_BTD: Tensor = self.output(self.gate(x_BTD).sigmoid() * self.attend(x_BTD))
+        return y_BTD
+
+
+def causal_attention(query_BTHK: Tensor, key_BTGK: Tensor, value_BTGV: Tensor) -> Tensor:
+    """softmax(q k / sqrt(K)) v over positions up to the query's own, softmax in float32 -> BTHV; G divides H."""
+    num_heads, query_width, value_width = query_BTHK.shape[2], query_BTHK.shape[3], value_BTGV.shape[3]
+    repeats = num_heads // key_BTGK.shape[2]
+    # Fused kernels want equal widths: without padding MLA takes torch's unfused path, three times slower on a CPU.
+    value_BTGK = functional.pad(value_BTGV, (0, max(0, query_width - value_width)))
+    query, key, value = (
+        tensor.transpose(1, 2)
+        for tensor in (query_BTHK, key_BTGK.repeat_interleave(repeats, 2), value_BTGK.repeat_interleave(repeats, 2))
+    )
+    attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+    return attended[..., :value_width].transpose(1, 2)
+
+
+def _check_even(name: str, width: int) -> None:
+    if width % 2:
+        raise ValueError(f"{name} is {width}, and rotary positions turn pairs of channels; write an even number")

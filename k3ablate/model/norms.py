@@ -1,0 +1,43 @@
+"""How are activations brought to unit size, and what stays in float32? RMSNorm, and the unit length of a vector.
+
+Norms work in float32 at least, whatever the dtype around them. Which epsilon goes where is the caller's matter.
+"""
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.nn import functional
+
+from k3ablate.model.slots import Initialised
+
+
+class RMSNorm(Initialised):
+    """x / sqrt(mean(x^2) + epsilon) * weight over the last axis: the model width, a latent's, or one head's."""
+
+    def __init__(self, width: int, epsilon: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+        self.epsilon = epsilon
+
+    def initialise(self, generator: Generator, std: float) -> None:
+        """Ones."""
+        nn.init.ones_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., width] -> [..., width], in the dtype of `x`."""
+        normalised = functional.rms_norm(at_least_float32(x), self.weight.shape, self.weight, self.epsilon)
+        return normalised.to(x.dtype)
+
+
+def unit_length(x: Tensor, epsilon: float = 1e-6) -> Tensor:
+    """x / sqrt(sum(x^2) + epsilon) over the last axis (specification 4.1, step 1)."""
+    return x * (x.square().sum(dim=-1, keepdim=True) + epsilon).rsqrt()
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """`x` in float32, or as it is in float64."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def full_precision(x: Tensor) -> torch.autocast:
+    """A context on the device of `x` in which autocast leaves every operation alone."""
+    return torch.autocast(x.device.type, enabled=False)
