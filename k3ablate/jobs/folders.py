@@ -58,11 +58,11 @@ SETTLED = frozenset({State.FINISHED, State.DIVERGED})  # never trained again
 class Progress(NamedTuple):
     """How far a run got, by its own metrics."""
 
-    step: int
+    num_steps: int
     tokens: int
 
 
-NO_PROGRESS = Progress(step=0, tokens=0)
+NO_PROGRESS = Progress(num_steps=0, tokens=0)
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,11 @@ class RunFolder:
         (self.path / FAILURE_FILE).unlink(missing_ok=True)
 
     def progress(self) -> Progress:
-        """Step and tokens of the last whole line of metrics.jsonl; a line cut off by a crash is skipped."""
+        """By the last whole line of metrics.jsonl, whose steps count from 0; a line cut off by a crash is skipped."""
         for line in reversed(_tail(self.path / METRICS_FILE).splitlines()):
             try:
                 entry = json.loads(line)
-                return Progress(step=int(entry["step"]), tokens=int(entry["tokens"]))
+                return Progress(num_steps=int(entry["step"]) + 1, tokens=int(entry["tokens"]))
             except (ValueError, KeyError, TypeError):
                 continue
         return NO_PROGRESS
@@ -145,6 +145,11 @@ class RunFolder:
     def _has_checkpoint(self) -> bool:
         checkpoints = self.path / CHECKPOINTS
         return checkpoints.is_dir() and any(entry.suffix != ".tmp" for entry in checkpoints.iterdir())
+
+
+def corpora_folder(root: Path) -> Path:
+    """Where the corpora of all experiments lie."""
+    return root / "corpora"
 
 
 def results_folder(root: Path, experiment: str) -> Path:

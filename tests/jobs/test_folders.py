@@ -135,10 +135,10 @@ def test_a_forgotten_failure_opens_the_run_again(folder: RunFolder) -> None:
     ("text", "expected"),
     [
         ("", Progress(0, 0)),
-        ('{"step": 3, "tokens": 30}\n', Progress(3, 30)),
-        ('{"step": 3, "tokens": 30}\n{"step": 4, "tok', Progress(3, 30)),
-        ('{"step": 3, "tokens": 30}\n17\n{"loss": 1}\n', Progress(3, 30)),
-        ('{"step": 1, "tokens": 10}\n' + 20_000 * '{"step": 2, "tokens": 20}\n', Progress(2, 20)),
+        ('{"step": 3, "tokens": 30}\n', Progress(4, 30)),
+        ('{"step": 3, "tokens": 30}\n{"step": 4, "tok', Progress(4, 30)),
+        ('{"step": 3, "tokens": 30}\n17\n{"loss": 1}\n', Progress(4, 30)),
+        ('{"step": 1, "tokens": 10}\n' + 20_000 * '{"step": 2, "tokens": 20}\n', Progress(3, 20)),
         ("\0" * 50, Progress(0, 0)),
     ],
 )
@@ -163,7 +163,7 @@ def test_preparing_twice_leaves_the_specification_alone(tmp_path: Path) -> None:
 def test_another_specification_in_the_folder_is_refused(tmp_path: Path, content: str) -> None:
     folder = prepare(tmp_path, Spec(seed=1))
     (folder.path / "spec.json").write_text(content)
-    with pytest.raises(InputError, match="spec.json: holds another specification"):
+    with pytest.raises(InputError, match=r"spec\.json: holds another specification"):
         prepare(tmp_path, Spec(seed=1))
 
 

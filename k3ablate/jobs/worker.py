@@ -1,0 +1,167 @@
+"""What does one worker process do? It takes run after run over a pipe and never takes the launcher down.
+
+The heavy libraries are imported at the first run and stay. Nothing here decides what is run (`local`), and nothing at
+the top of this file may import torch: threads are set before.
+"""
+
+import faulthandler
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum, auto
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from k3ablate.jobs import storage
+from k3ablate.jobs.folders import LOG_FILE, SETTLED, SPEC_FILE, Progress, RunFolder, corpora_folder
+from k3ablate.records import RunRecord, Status
+
+if TYPE_CHECKING:
+    from k3ablate.training.spec import Execution, RunSpec
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run for a worker: where it lies, and what a person who watches it calls it."""
+
+    folder: RunFolder
+    name: str
+    tags: Mapping[str, str]
+
+
+Trainer = Callable[["RunSpec", Task, "Execution"], None]  # leaves record.json in the task's folder
+
+
+class Outcome(Enum):
+    """How an attempt at a run ended."""
+
+    ENDED = auto()  # there is a record
+    HELD = auto()  # another process is at it
+    BLOCKED = auto()  # the disk refuses; no run can go on
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a worker says after an attempt."""
+
+    outcome: Outcome
+    message: str = ""
+
+
+def work(connection: "Connection[Answer, Task]", num_threads: int, execution_json: str, trainer: Trainer) -> None:
+    """Process entry: attempt each task that comes through the pipe, until the launcher closes it."""
+    os.setpgrp()  # a terminal's Ctrl-C goes to the launcher alone; Lightning would undo an ignored signal
+    threading.Thread(target=_die_with_launcher, daemon=True).start()
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(num_threads)))
+    while True:
+        try:
+            task = connection.recv()
+        except EOFError:
+            return
+        connection.send(attempt(task, execution_json, trainer))
+
+
+def attempt(task: Task, execution_json: str, trainer: Trainer) -> Answer:
+    """Train the run unless it is settled or held; whatever it raises becomes its failed record."""
+    folder = task.folder
+    try:
+        with folder.claimed() as is_mine:
+            if not is_mine:
+                return Answer(Outcome.HELD)
+            if folder.state() not in SETTLED:
+                folder.forget_failure()
+                with _output_to(folder.path / LOG_FILE):
+                    _train(task, execution_json, trainer)
+            return Answer(Outcome.ENDED)
+    except OSError as error:
+        refusal = storage.problem(error)
+        if refusal is None:
+            raise
+        return Answer(Outcome.BLOCKED, refusal)
+
+
+def train_run(spec: "RunSpec", task: Task, execution: "Execution") -> None:
+    """The real thing: `training.run.train` on the corpus and store that lie beside the run folders."""
+    from k3ablate import tracking
+    from k3ablate.training import run
+    from k3ablate.training.corpus import open_corpus
+
+    root = task.folder.path.parent
+    corpus = open_corpus(spec.corpus, corpora_folder(root))
+    tracker = tracking.Tracker(tracking.tracking_uri(root), task.name, task.tags)
+    run.train(spec, task.folder.path, corpus, execution, tracker)
+
+
+def failed_record(spec: "RunSpec", progress: Progress, reason: str) -> RunRecord:
+    """What is known of a run that broke: its size, how far it got, and why it ended."""
+    from k3ablate.model.counting import count
+
+    counts = count(spec.model, spec.training.context)
+    return RunRecord(
+        digest=spec.digest(),
+        status=Status.FAILED,
+        reason=reason,
+        num_steps=progress.num_steps,
+        tokens=progress.tokens,
+        flops=counts.training_flops(progress.tokens),
+        flops_6nd=counts.training_flops_6nd(progress.tokens),
+        active_params=counts.active_params,
+        total_params=counts.total_params,
+        wall_seconds=0.0,
+        tokens_per_second=0.0,
+        corpus=spec.corpus,
+    )
+
+
+def _train(task: Task, execution_json: str, trainer: Trainer) -> None:
+    from k3ablate.training.spec import Execution, RunSpec
+
+    folder = task.folder
+    spec = RunSpec.model_validate_json((folder.path / SPEC_FILE).read_text(encoding="utf-8"))
+    execution = Execution.model_validate_json(execution_json)
+    try:
+        trainer(spec, task, execution)
+        assert folder.record() is not None, "a trainer leaves a record"
+    except Exception as error:
+        if storage.problem(error) is not None:
+            raise
+        traceback.print_exc()
+        reason = "".join(traceback.format_exception_only(error)).strip()
+        folder.write_failure(failed_record(spec, folder.progress(), reason), traceback.format_exc())
+
+
+def _die_with_launcher() -> None:
+    """A killed launcher leaves no worker behind; checkpoints are atomic, so dying at once loses little."""
+    launcher = parent_process()
+    assert launcher is not None, "runs in a process of its own"
+    launcher.join()
+    os._exit(1)
+
+
+@contextmanager
+def _output_to(path: Path) -> Iterator[None]:
+    """Everything that is printed, by C libraries too, goes to the end of the file at `path`."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = [os.dup(number) for number in (1, 2)]
+    try:
+        with path.open("ab") as log:
+            for number in (1, 2):
+                os.dup2(log.fileno(), number)
+            faulthandler.enable(log.fileno())  # a segmentation fault says where
+            yield
+            faulthandler.disable()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, copy in zip((1, 2), saved, strict=True):
+            os.dup2(copy, number)
+            os.close(copy)

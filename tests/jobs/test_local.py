@@ -1,0 +1,178 @@
+"""The launcher with runs that cost nothing (`fake_runs`)."""
+
+import importlib
+import io
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from k3ablate.config import InputError
+from k3ablate.jobs.folders import RunFolder, State, prepare
+from k3ablate.jobs.local import run_grid
+from k3ablate.jobs.progress import reporter
+from k3ablate.jobs.worker import Trainer
+from k3ablate.records import RunRecord, Status
+from k3ablate.training.spec import Execution
+
+HERE = Path(__file__).parent
+PATIENCE_SECONDS = 60.0
+
+
+@pytest.fixture
+def fake_runs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The stand-in runs, importable by the workers under the same name."""
+    monkeypatch.syspath_prepend(str(HERE))
+    return importlib.import_module("fake_runs")
+
+
+@pytest.fixture
+def launch(fake_runs: ModuleType, tmp_path: Path) -> Callable[..., dict[int, RunRecord]]:
+    """Run a grid of some seeds; the records by seed."""
+
+    def launch(trainer: Trainer, num_runs: int = 3, num_workers: int = 2) -> dict[int, RunRecord]:
+        rows = [fake_runs.make_row(seed) for seed in range(num_runs)]
+        records = run_grid(rows, tmp_path, Execution(num_threads=1), num_workers, reporter(io.StringIO()), trainer)
+        return {row.label.seed: records[row.label.digest] for row in rows}
+
+    return launch
+
+
+def folder_of(fake_runs: ModuleType, root: Path, seed: int) -> RunFolder:
+    return RunFolder(root / fake_runs.make_spec(seed).digest())
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def is_alive(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    return Path(f"/proc/{process_id}/stat").read_text().split()[2] != "Z"
+
+
+@pytest.fixture
+def start_launcher(tmp_path: Path) -> Iterator[Callable[[str, int], subprocess.Popen[str]]]:
+    """Start a launcher in a process of its own, which is gone when the test is over."""
+    launchers: list[subprocess.Popen[str]] = []
+
+    def start(trainer: str, num_runs: int) -> subprocess.Popen[str]:
+        command = [sys.executable, str(HERE / "fake_runs.py"), str(tmp_path), trainer, str(num_runs)]
+        launchers.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return launchers[-1]
+
+    yield start
+    for launcher in launchers:
+        launcher.kill()
+        launcher.communicate()
+
+
+@pytest.mark.slow
+def test_every_run_is_trained_once_by_a_worker_that_stays(fake_runs: ModuleType, launch, tmp_path: Path) -> None:
+    records = launch(fake_runs.finish, num_runs=5)
+    assert [record.evaluations["validation"].loss for record in records.values()] == [2.0, 2.01, 2.02, 2.03, 2.04]
+    folders = [folder_of(fake_runs, tmp_path, seed) for seed in range(5)]
+    assert [fake_runs.num_attempts(folder.path) for folder in folders] == [1] * 5
+    workers = {(folder.path / "attempts.txt").read_text() for folder in folders}
+    assert len(workers) <= 2
+    assert f"{os.getpid()}\n" not in workers
+    assert (folders[0].path / "log.txt").read_text() == "training k2 s seed 0\n"
+
+
+def test_a_settled_grid_starts_no_process(fake_runs: ModuleType, launch, tmp_path: Path, monkeypatch) -> None:
+    for seed, status in enumerate([Status.FINISHED, Status.DIVERGED]):
+        spec = fake_runs.make_spec(seed)
+        prepare(tmp_path, spec).write_record(fake_runs.make_record(spec, status))
+    monkeypatch.setattr("multiprocessing.get_context", lambda kind: pytest.fail("a process was about to start"))
+    assert [record.status for record in launch(fake_runs.finish, num_runs=2).values()] == ["finished", "diverged"]
+
+
+@pytest.mark.slow
+def test_a_run_that_raises_is_recorded_and_retried_next_time(fake_runs: ModuleType, launch, tmp_path: Path) -> None:
+    records = launch(fake_runs.unlucky_raises)
+    assert [record.status for record in records.values()] == ["finished", "failed", "finished"]
+    assert records[1].reason == "ZeroDivisionError: one seed too many"
+    unlucky = folder_of(fake_runs, tmp_path, seed=1)
+    assert unlucky.state() is State.FAILED
+    assert "in unlucky_raises" in (unlucky.path / "failure.txt").read_text()
+
+    records = launch(fake_runs.finish)
+    assert [record.status for record in records.values()] == ["finished"] * 3
+    attempts = [fake_runs.num_attempts(folder_of(fake_runs, tmp_path, seed).path) for seed in range(3)]
+    assert attempts == [1, 2, 1]
+    assert not (unlucky.path / "failure.txt").exists()
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_once_costs_nothing_but_time(fake_runs: ModuleType, launch, tmp_path: Path) -> None:
+    records = launch(fake_runs.unlucky_dies_once)
+    assert [record.status for record in records.values()] == ["finished"] * 3
+    assert fake_runs.num_attempts(folder_of(fake_runs, tmp_path, seed=1).path) == 2
+
+
+@pytest.mark.slow
+def test_a_worker_that_always_dies_is_given_up(fake_runs: ModuleType, launch, tmp_path: Path) -> None:
+    records = launch(fake_runs.unlucky_dies)
+    assert [record.status for record in records.values()] == ["finished", "failed", "finished"]
+    assert records[1].reason == "worker died with signal 9"
+    unlucky = folder_of(fake_runs, tmp_path, seed=1)
+    assert fake_runs.num_attempts(unlucky.path) == 3
+    assert "training k2 s seed 1" in (unlucky.path / "failure.txt").read_text()
+    assert not unlucky.is_held()
+
+
+@pytest.mark.slow
+def test_a_full_disk_stops_the_grid_with_one_message(fake_runs: ModuleType, launch, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"last\.ckpt: the disk is full; free some space, or set K3ABLATE_RUNS"):
+        launch(fake_runs.unlucky_fills_the_disk)
+    assert folder_of(fake_runs, tmp_path, seed=1).record() is None
+
+
+@pytest.mark.slow
+def test_threads_are_set_before_libraries_load(launch, fake_runs: ModuleType, monkeypatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    records = launch(fake_runs.reports_threads, num_runs=1)
+    assert records[0].versions == {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+@pytest.mark.slow
+def test_two_launchers_train_nothing_twice(fake_runs: ModuleType, start_launcher, tmp_path: Path) -> None:
+    launchers = [start_launcher("slow", 6) for _ in range(2)]
+    for launcher in launchers:
+        _, errors = launcher.communicate(timeout=PATIENCE_SECONDS)
+        assert (launcher.returncode, errors) == (0, "")
+    folders = [folder_of(fake_runs, tmp_path, seed) for seed in range(6)]
+    assert [folder.state() for folder in folders] == [State.FINISHED] * 6
+    assert [fake_runs.num_attempts(folder.path) for folder in folders] == [1] * 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_launcher_leaves_no_worker_and_a_resumable_state(
+    fake_runs: ModuleType, start_launcher, tmp_path: Path, signal_number: signal.Signals
+) -> None:
+    launcher = start_launcher("endless", 3)
+    folders = [folder_of(fake_runs, tmp_path, seed) for seed in range(3)]
+
+    def running() -> list[RunFolder]:
+        return [folder for folder in folders if (folder.path / "checkpoints" / "step-1.ckpt").exists()]
+
+    wait_until(lambda: len(running()) == 2)
+    workers = [int((folder.path / "attempts.txt").read_text()) for folder in running()]
+    assert all(folder.state() is State.RUNNING for folder in running())
+    launcher.send_signal(signal_number)
+    launcher.communicate(timeout=PATIENCE_SECONDS)
+    wait_until(lambda: not any(is_alive(worker) for worker in workers))
+    assert sorted(folder.state() for folder in folders) == [State.INTERRUPTED, State.INTERRUPTED, State.WAITING]
