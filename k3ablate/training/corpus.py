@@ -21,13 +21,15 @@ from pydantic import Field, ValidationError
 
 from k3ablate.config import Config, InputError, digest
 from k3ablate.records import PUBLISHED_SET
-from k3ablate.training.packing import Document, TokenFile, select
+from k3ablate.training.packing import Document, TokenFile, announced, select
 from k3ablate.training.sources import TRAIN_SET, Documents, documents, fingerprint, quiet
 from k3ablate.training.spec import Bytes, DataRecipe
 from k3ablate.training.tokenizer import ByteTokenizer, Tokenizer, Tokens, open_tokenizer, train_byte_pairs
 
 # Raised when the same source and recipe give other tokens than before, so that corpora of old code are not taken.
 _FORMAT = 1
+
+_PROGRESS_SECONDS = 15.0
 
 _MANIFEST = "corpus.json"
 _KEYS = "keys"
@@ -156,7 +158,8 @@ def _pack(recipe: DataRecipe, offered: Documents, draft: Path, report: Callable[
     tokenizer = _tokenizer(recipe, offered, report)
     tokenizer.save(draft)
     dropped: Counter[str] = Counter()
-    files, hashes = _write(select(offered, dropped), draft, tokenizer, _token_type(recipe))
+    selected = announced(select(offered, dropped), report, _PROGRESS_SECONDS)
+    files, hashes = _write(selected, draft, tokenizer, _token_type(recipe))
     for required in dict.fromkeys((TRAIN_SET, PUBLISHED_SET, *offered.sets)):
         if required not in files:
             raise InputError(_explain_empty(required, recipe, dropped))

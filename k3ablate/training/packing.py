@@ -5,8 +5,9 @@ before the training set, so no text of theirs is ever trained on. Nothing here k
 """
 
 import hashlib
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -28,7 +29,10 @@ class Document(NamedTuple):
 
 
 def select(documents: Documents, dropped: Counter[str]) -> Iterator[Document]:
-    """The documents that are kept, held-out sets first; `dropped` counts the others by reason."""
+    """The documents that are kept, held-out sets first; `dropped` counts the others by reason.
+
+    The training set ends before the first document that would exceed `documents.max_bytes`.
+    """
     seen: set[bytes] = set()
     num_train_bytes = 0
     for set_name in (name for name in READING_ORDER if name in documents.sets):
@@ -46,6 +50,17 @@ def select(documents: Documents, dropped: Counter[str]) -> Iterator[Document]:
             if documents.max_bytes is not None and num_train_bytes > documents.max_bytes:
                 return
             yield document
+
+
+def announced(selected: Iterator[Document], report: Callable[[str], None], seconds: float) -> Iterator[Document]:
+    """The same documents, with a line of progress to `report` at most every `seconds`."""
+    num_bytes, last = 0, time.monotonic()
+    for number, document in enumerate(selected, start=1):
+        num_bytes += len(document.data)
+        if time.monotonic() - last >= seconds:
+            report(f"corpus: {number:,} documents, {num_bytes:,} bytes so far")
+            last = time.monotonic()
+        yield document
 
 
 def _unusable(text: str) -> str | None:

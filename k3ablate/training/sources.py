@@ -151,11 +151,11 @@ def _read_python(files: list[PythonFile], cache: Path) -> "Dataset":
 
 
 def _python_rows(paths: tuple[str, ...]) -> Iterator[dict[str, str]]:
-    """The files that are UTF-8; a few of thousands are in another encoding, or gone since they were listed."""
+    """The files that are UTF-8; a few of thousands are in another encoding, listed but gone, or not ours to read."""
     for path in map(Path, paths):
         try:
             yield {"text": path.read_bytes().decode("utf-8")}
-        except (UnicodeDecodeError, FileNotFoundError):
+        except (UnicodeDecodeError, FileNotFoundError, PermissionError):
             continue
 
 

@@ -1,4 +1,6 @@
 import hashlib
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -83,6 +85,19 @@ def test_batches_are_pure(corpus: Corpus) -> None:
     data._order.cache_clear()
     elsewhere = open_corpus(corpus.digest, corpus.folder.parent)
     np.testing.assert_array_equal(batch(elsewhere, CONTEXT, 4, seed=7, step=5), wanted)
+
+
+@pytest.mark.slow
+def test_another_process_reads_the_same_batch(corpus: Corpus) -> None:
+    script = (
+        "import sys\nfrom pathlib import Path\n"
+        "from k3ablate.training.corpus import open_corpus\nfrom k3ablate.training.data import batch\n"
+        "corpus = open_corpus(sys.argv[1], Path(sys.argv[2]))\n"
+        "print(batch(corpus, 8, 4, seed=7, step=5).tolist())\n"
+    )
+    command = [sys.executable, "-c", script, corpus.digest, str(corpus.folder.parent)]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert printed.strip() == str(batch(corpus, CONTEXT, 4, seed=7, step=5).tolist())
 
 
 def test_order_is_the_same_on_every_machine() -> None:
