@@ -17,6 +17,7 @@ from pydantic import Field, PositiveFloat, PositiveInt
 from torch import Generator, Tensor, distributed, nn
 
 from k3ablate.config import InputError
+from k3ablate.kernels import routing
 from k3ablate.model.slots import BalancingConfig, Initialised
 
 
@@ -175,8 +176,8 @@ class SignUpdateBalancer(Balancer):
 class QuantileBalancer(Balancer):
     """The bias at which an expert's (1 - num_active / num_experts) quantile of margins is zero.
 
-    The distance of a token to an expert is its cutoff, the (num_active + 1)-th largest biased score, minus the raw
-    score: the bias the expert would need to take this token. Its smallest distances are the tokens it takes.
+    The distance of a token to an expert (the negative margin) is the token's cutoff minus the raw score: with a bias
+    of that size the expert reaches the cutoff. With cutoffs held fixed, an expert takes the tokens of least distance.
     """
 
     def __init__(self, num_experts: int, num_active: int, momentum: float | None) -> None:
@@ -186,10 +187,6 @@ class QuantileBalancer(Balancer):
     def _next_bias(self, counts_E: Tensor) -> Tensor:
         bias_E = self._quantile(fair_load=int(counts_E.sum()) / self.num_experts)
         return bias_E if self.momentum is None else torch.lerp(bias_E, self.bias_E, self.momentum)
-
-    def _distances(self, scores_NE: Tensor, chosen_NA: Tensor) -> Tensor:
-        biased_NE = (scores_NE + self.bias_E).scatter(1, chosen_NA, -math.inf)
-        return biased_NE.amax(1, keepdim=True) - scores_NE
 
     @abstractmethod
     def _quantile(self, fair_load: float) -> Tensor:
@@ -206,7 +203,7 @@ class ExactQuantileBalancer(QuantileBalancer):
     def _gather(self, scores_NE: Tensor, chosen_NA: Tensor) -> None:
         if _num_ranks() > 1:
             raise InputError("balancing.estimator: 'exact' sees one process only; write histogram to train on several")
-        self._distances_NE.append(self._distances(scores_NE, chosen_NA))
+        self._distances_NE.append(routing.distances(scores_NE, self.bias_E, chosen_NA))
 
     def _quantile(self, fair_load: float) -> Tensor:
         """The (fair load + 1)-th smallest distance, the (fair load + 1)-th largest margin of the specification."""
@@ -226,27 +223,19 @@ class HistogramQuantileBalancer(QuantileBalancer):
         self._histogram_EH: Tensor | None = None  # H bins
 
     def _gather(self, scores_NE: Tensor, chosen_NA: Tensor) -> None:
-        lowest, bin_width = self._range()
-        bins_NE = ((self._distances(scores_NE, chosen_NA) - lowest) / bin_width).long().clamp_(0, self.num_bins - 1)
-        bins_NE += torch.arange(self.num_experts, device=bins_NE.device) * self.num_bins
-        counts_EH = bins_NE.flatten().bincount(minlength=self.num_experts * self.num_bins).view(-1, self.num_bins)
+        counts_EH = routing.distance_histogram(scores_NE, self.bias_E, chosen_NA, self.num_bins)
         self._histogram_EH = counts_EH if self._histogram_EH is None else self._histogram_EH + counts_EH
 
     def _quantile(self, fair_load: float) -> Tensor:
         """Linear inside the first bin whose cumulative count reaches the fair load."""
         assert self._histogram_EH is not None
         histogram_EH = _summed_over_ranks(self._histogram_EH)
-        lowest, bin_width = self._range()
+        lowest, bin_width = routing.bin_edges(self.bias_E, self.num_bins)
         cumulative_EH = histogram_EH.cumsum(1)
         bin_E1 = (cumulative_EH < math.ceil(fair_load)).sum(1, keepdim=True)
         inside_E = histogram_EH.gather(1, bin_E1).squeeze(1)
         before_E = cumulative_EH.gather(1, bin_E1).squeeze(1) - inside_E
         return lowest + (bin_E1.squeeze(1) + ((fair_load - before_E) / inside_E).clamp(0, 1)) * bin_width
-
-    def _range(self) -> tuple[Tensor, Tensor]:
-        """Lower end and bin width."""
-        lowest, highest = self.bias_E.min() - 1, self.bias_E.max() + 1
-        return lowest, (highest - lowest) / self.num_bins
 
     def _forget(self) -> None:
         super()._forget()

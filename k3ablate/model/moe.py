@@ -16,6 +16,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from k3ablate.config import parse
+from k3ablate.kernels import routing
 from k3ablate.kernels.experts import ExpertWeights, experts
 from k3ablate.model.balancing import Balancer
 from k3ablate.model.feedforward import GLU, ActivationUnion, SiTUGLU, SwiGLU, glu_parameters
@@ -206,7 +207,9 @@ class Router(nn.Module):
         """Experts and weights of every token; training batches are shown to the balancer."""
         with torch.autocast(x_BTD.device.type, enabled=False):
             scores_BTE = functional.linear(x_BTD.float(), self.projection.weight.float()).sigmoid()
-        chosen_BTA = (scores_BTE.detach() + self.balancer.bias_E).topk(self.num_active, dim=-1).indices
+        scores_NE = scores_BTE.detach().flatten(0, 1)
+        chosen_NA = routing.choose(scores_NE, self.balancer.bias_E, self.num_active)
+        chosen_BTA = chosen_NA.view(*scores_BTE.shape[:2], self.num_active)
         chosen_scores_BTA = scores_BTE.gather(-1, chosen_BTA)
         total_BT1 = chosen_scores_BTA.sum(-1, keepdim=True) + WEIGHT_FLOOR
         auxiliary_loss = self.balancer.observe(scores_BTE, chosen_BTA) if self.training else scores_BTE.new_zeros(())
@@ -228,10 +231,10 @@ class Experts(Initialised):
         for matrices in (self.gate_EFL, self.up_EFL, self.down_ELF):
             nn.init.normal_(matrices, std=std, generator=generator)
 
-    def forward(self, x_BTL: Tensor, routing: Routing) -> Tensor:
+    def forward(self, x_BTL: Tensor, decision: Routing) -> Tensor:
         """Weighted sum over each token's experts, BTL."""
         matrices = ExpertWeights(self.gate_EFL, self.up_EFL, self.down_ELF)
-        chosen_NA, weights_NA = routing.chosen.flatten(0, 1), routing.weights.flatten(0, 1)
+        chosen_NA, weights_NA = decision.chosen.flatten(0, 1), decision.weights.flatten(0, 1)
         y_NL = experts(x_BTL.flatten(0, 1), chosen_NA, weights_NA, matrices, self.activation.combine)
         return y_NL.view_as(x_BTL)
 
@@ -249,6 +252,6 @@ class RoutedFeedForward(FeedForward):
 
     def forward(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """x_BTD -> (y_BTD, auxiliary loss of the balancer)."""
-        routing: Routing = self.router(x_BTD)
-        routed_BTD = self.leave(self.experts(self.enter(x_BTD), routing))
-        return self.shared_experts(x_BTD) + routed_BTD, routing.auxiliary_loss
+        decision: Routing = self.router(x_BTD)
+        routed_BTD = self.leave(self.experts(self.enter(x_BTD), decision))
+        return self.shared_experts(x_BTD) + routed_BTD, decision.auxiliary_loss

@@ -1,6 +1,9 @@
 """Do balancers count once, move as the specification says, and even out the load?"""
 
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -216,6 +219,47 @@ def test_initialise_clears_a_module_built_without_memory() -> None:
 def test_momentum_of_one_is_refused() -> None:
     with pytest.raises(InputError, match="balancing: momentum: found 1; "):
         parse(Quantile, {"momentum": 1}, source="balancing")
+
+
+ONE_OF_TWO_RANKS = """
+import sys
+import torch
+from torch import distributed
+from k3ablate.config import InputError
+from k3ablate.model.balancing import Quantile
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+torch.set_num_threads(1)
+distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+scores, chosen = torch.load(f"{folder}/batch.pt")
+balancer = Quantile().build(scores.shape[-1], chosen.shape[-1])
+balancer.observe(scores.chunk(2, dim=1)[rank], chosen.chunk(2, dim=1)[rank])
+balancer.step()
+torch.save((balancer.load_E, balancer.bias_E), f"{folder}/rank{rank}.pt")
+try:
+    Quantile(estimator="exact").build(scores.shape[-1], chosen.shape[-1]).observe(scores, chosen)
+except InputError as error:
+    assert "write histogram" in str(error)
+else:
+    raise SystemExit("the exact estimator took half a batch for the whole")
+distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_count_as_one(tmp_path: Path) -> None:
+    scores = _scores(num_tokens=1000, skew=0.2)
+    alone = Quantile().build(NUM_EXPERTS, NUM_ACTIVE)
+    chosen = _chosen(alone, scores)
+    torch.save((scores, chosen), tmp_path / "batch.pt")
+    ranks = [subprocess.Popen([sys.executable, "-c", ONE_OF_TWO_RANKS, str(rank), str(tmp_path)]) for rank in range(2)]
+    assert [process.wait(timeout=120) for process in ranks] == [0, 0]
+    alone.observe(scores, chosen)
+    alone.step()
+    for rank in range(2):
+        load, bias = torch.load(tmp_path / f"rank{rank}.pt")
+        assert torch.equal(load, alone.load_E)
+        assert torch.equal(bias, alone.bias_E)
 
 
 def _small_moe(config: BalancingConfig) -> tuple[nn.Module, Tensor]:
