@@ -298,7 +298,10 @@ def _resolved_baseline(tree: Mapping[str, Tree], source: str) -> dict[str, Tree]
     for kind in RECIPE_KINDS:
         if isinstance(baseline.get(kind), str):
             baseline[kind] = recipe(kind, baseline[kind])
-    for path, value in (tree.get("set") or {}).items():
+    if not tree.get("set"):
+        return baseline
+    baseline = parse(Setting, baseline, source=f"{source}: baseline").tree()  # with its defaults, which may be set
+    for path, value in tree["set"].items():
         baseline = override(baseline, path, value, source=f"{source}: baseline.set")
     return baseline
 

@@ -1,0 +1,1 @@
+"""The decoder and everything in it that can be swapped."""

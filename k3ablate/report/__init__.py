@@ -1,0 +1,1 @@
+"""From fits to tables and figures; reaches no training library."""

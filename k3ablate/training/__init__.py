@@ -1,0 +1,1 @@
+"""One run: its specification, its data, its loop and its record."""
