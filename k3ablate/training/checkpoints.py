@@ -1,0 +1,118 @@
+"""How does a run survive a crash? Checkpoints that are whole or absent, two of them, and the newest good one.
+
+Writing is a temporary file, flushed to the disk and renamed; reading checks every byte by the file's own checksums.
+A checkpoint names the run it belongs to. When to resume is decided in `run.py`.
+"""
+
+import io
+import logging
+import os
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch import LightningModule, Trainer
+
+from k3ablate.config import InputError
+from k3ablate.training.callbacks import StepCallback
+from k3ablate.training.module import LanguageModule
+
+KEPT = 2
+DIGEST_KEY = "digest"
+PATTERN = "step-*.ckpt"
+
+logger = logging.getLogger(__name__)
+
+
+def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Give `path` new content in one step: a crash leaves the old one or the new one. An OSError names `path`."""
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from error  # that of a write names no file
+
+
+def newest(folder: Path, digest: str) -> Path | None:
+    """The last good checkpoint in `folder`, or None; InputError if it belongs to another run than `digest`."""
+    for path in sorted(folder.glob(PATTERN), reverse=True):
+        if not _is_whole(path):
+            logger.warning("%s is damaged; the checkpoint before it is taken", path)
+            continue
+        owner = torch.load(path, map_location="cpu", weights_only=True, mmap=True).get(DIGEST_KEY)
+        if owner != digest:
+            raise InputError(f"{path}: belongs to run {owner}, this is run {digest}; move it out of this folder")
+        return path
+    return None
+
+
+class AtomicCheckpoints(CheckpointIO):
+    """Lightning's way to the disk. Its own writes to a temporary folder that may be on another disk."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Write all of `checkpoint` or nothing."""
+        assert storage_options is None, "nothing to configure"
+        content = io.BytesIO()
+        torch.save(checkpoint, content)  # to memory first: torch reports a full disk as an internal error
+        replace_file(Path(path), lambda file: file.write(content.getbuffer()))
+
+    def load_checkpoint(
+        self,
+        path: str | Path,
+        map_location: Any = None,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        """Read a checkpoint; it cannot run code."""
+        loaded: dict[str, Any] = torch.load(path, map_location=map_location, weights_only=True)
+        return loaded
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        """Delete the file."""
+        Path(path).unlink(missing_ok=True)
+
+
+class SaveCheckpoints(StepCallback):
+    """Saves every `seconds` and when training is asked to stop; keeps the newest two. Comes last among callbacks."""
+
+    def __init__(self, folder: Path, digest: str, seconds: float) -> None:
+        super().__init__()
+        self.folder = folder
+        self.digest = digest
+        self.seconds = seconds
+        self._last = time.monotonic()
+
+    def on_save_checkpoint(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        checkpoint: dict[str, Any],
+    ) -> None:
+        """Name the run."""
+        checkpoint[DIGEST_KEY] = self.digest
+
+    def on_step(self, trainer: Trainer, module: LanguageModule, step: int) -> None:
+        """Save if it is time."""
+        if not trainer.should_stop and time.monotonic() - self._last < self.seconds:
+            return
+        trainer.save_checkpoint(self.folder / f"step-{step + 1:09d}.ckpt")
+        for path in sorted(self.folder.glob(PATTERN))[:-KEPT]:
+            path.unlink()
+        self._last = time.monotonic()
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether every member of the archive matches its checksum; torch itself does not look at them."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.testzip() is None
+    except zipfile.BadZipFile:
+        return False

@@ -1,0 +1,35 @@
+"""How good is a trained model on text it has not seen? Losses on whole validation sets, the same windows for every run.
+
+Which sets are read and what becomes of the numbers is decided in `run.py`.
+"""
+
+import math
+
+import torch
+
+from k3ablate.model.decoder import Decoder
+from k3ablate.records import Evaluation
+from k3ablate.training.corpus import Corpus
+from k3ablate.training.data import windows
+from k3ablate.training.module import cross_entropy
+from k3ablate.training.spec import TrainingConfig
+
+
+@torch.no_grad()
+def evaluate(decoder: Decoder, training: TrainingConfig, corpus: Corpus, name: str) -> Evaluation | None:
+    """Cross-entropy on the validation set `name`, in evaluation mode; None where it is not finite."""
+    device = decoder.head.weight.device
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=training.precision == "bfloat16")
+    total, num_tokens = 0.0, 0
+    decoder.eval()
+    for tokens_BS in windows(corpus, name, training.context, training.validation_tokens, training.sequences_per_pass):
+        tokens_BT = torch.from_numpy(tokens_BS).to(device)
+        inputs_BT, targets_BT = tokens_BT[:, :-1], tokens_BT[:, 1:]
+        with autocast:
+            logits_BTV = decoder(inputs_BT).logits_BTV
+        total += cross_entropy(logits_BTV, targets_BT).item() * targets_BT.numel()
+        num_tokens += targets_BT.numel()
+    loss = total / num_tokens
+    if not math.isfinite(loss):
+        return None
+    return Evaluation(loss=loss, bits_per_byte=corpus.bits_per_byte(loss, name), num_tokens=num_tokens)

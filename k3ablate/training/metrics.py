@@ -1,0 +1,115 @@
+"""What was measured while a run trained? `metrics.jsonl`: one JSON object per logged step, each step once.
+
+The file comes first and the tracker second, so that a store out of reach loses nothing: a resumed run hands the lines
+it keeps to the tracker again, which takes those it lacks. Validation losses are in the record, not here.
+"""
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+
+from k3ablate.model.balancing import Balancer
+from k3ablate.model.counting import Counts
+from k3ablate.tracking import NoTracking
+from k3ablate.training.callbacks import Clock, StepCallback
+from k3ablate.training.checkpoints import replace_file
+from k3ablate.training.module import LanguageModule
+from k3ablate.training.spec import RunSpec
+
+FILE_NAME = "metrics.jsonl"
+
+Line = dict[str, Any]  # what one line of the file holds
+
+
+class MetricsLog(StepCallback):
+    """Writes a line every `every` steps and at the last one.
+
+    `step` is 0-based; `tokens`, `flops` (training FLOPs) and `seconds` include it, `loss` is of its batch before the
+    update, `tokens_per_second` since the line before, `imbalance` one number per routed layer (largest / mean load).
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        every: int,
+        spec: RunSpec,
+        counts: Counts,
+        clock: Clock,
+        balancers: list[Balancer],
+        tracker: NoTracking,
+    ) -> None:
+        super().__init__()
+        self.path = path
+        self.every = every
+        self.num_steps = spec.num_steps
+        self.tokens_per_step = spec.training.tokens_per_step
+        self.counts = counts
+        self.clock = clock
+        self.balancers = balancers
+        self.tracker = tracker
+        self._last = (0, 0.0)  # tokens and time of the line before
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Drop the lines of steps that are about to be taken again; show the tracker the others."""
+        super().on_train_start(trainer, pl_module)
+        for line in keep_lines(self.path, trainer.global_step):
+            self.tracker.log(line["step"], flat(line))
+        self._last = (trainer.global_step * self.tokens_per_step, time.monotonic())
+
+    def on_step(self, trainer: Trainer, module: LanguageModule, step: int) -> None:
+        """Measure and write, if it is this step's turn."""
+        if step % self.every and step + 1 < self.num_steps:
+            return
+        line = self._measure(trainer, module, step)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+        self.tracker.log(step, flat(line))
+
+    def _measure(self, trainer: Trainer, module: LanguageModule, step: int) -> Line:
+        tokens = (step + 1) * self.tokens_per_step
+        now = time.monotonic()
+        (tokens_before, time_before), self._last = self._last, (tokens, now)
+        line = {
+            "step": step,
+            "tokens": tokens,
+            "flops": self.counts.training_flops(tokens),
+            "seconds": self.clock.seconds,
+            "loss": module.loss,
+            "auxiliary_loss": module.auxiliary_loss,
+            "learning_rate": trainer.optimizers[0].param_groups[0]["lr"],
+            "gradient_norm": module.gradient_norm.item(),
+            "tokens_per_second": (tokens - tokens_before) / max(now - time_before, 1e-9),
+        }
+        finite: Line = {name: value if math.isfinite(value) else None for name, value in line.items()}
+        return finite | {"imbalance": [balancer.imbalance for balancer in self.balancers]}
+
+
+def keep_lines(path: Path, num_steps: int) -> list[Line]:
+    """Cut the file to the lines of the first `num_steps` steps and return them; a line a crash cut off goes too."""
+    if not path.exists():
+        return []
+    lines = [line for line in _whole_lines(path) if line["step"] < num_steps]
+    text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+    replace_file(path, lambda file: file.write(text.encode()))
+    return lines
+
+
+def flat(line: Mapping[str, Any]) -> dict[str, float]:
+    """One number per name: `imbalance` becomes `imbalance/0`, `imbalance/1`, ... and what is missing is left out."""
+    numbers = {name: value for name, value in line.items() if isinstance(value, int | float) and name != "step"}
+    return numbers | {f"imbalance/{layer}": value for layer, value in enumerate(line["imbalance"])}
+
+
+def _whole_lines(path: Path) -> list[Line]:
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            break  # a crash cut this one off; nothing was written after it
+    return lines

@@ -1,0 +1,253 @@
+"""How does one run go from its specification to its record? `train`, the only place that builds a Trainer.
+
+Everything random comes from streams named after their use and derived from the seed, batches are a function of the
+step, and a checkpoint holds the rest, so that an interrupted run ends with the same bits as an uninterrupted one.
+Nothing here decides which runs there are (`jobs`) or what a step is (`module`, `callbacks`).
+"""
+
+import hashlib
+import logging
+import math
+import shutil
+import signal
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from lightning.fabric.plugins.environments.lightning import LightningEnvironment
+from lightning.pytorch import Callback, Trainer
+from torch import Generator
+
+from k3ablate.config import InputError, Tree
+from k3ablate.kernels import dispatch
+from k3ablate.model.counting import Counts, count
+from k3ablate.model.decoder import Decoder, initialise
+from k3ablate.records import Evaluation, RunRecord, Status
+from k3ablate.tracking import NoTracking
+from k3ablate.training.callbacks import (
+    BalancingStep,
+    Clock,
+    Diverged,
+    LearningRate,
+    StopOnDivergence,
+    TimeLimit,
+)
+from k3ablate.training.checkpoints import AtomicCheckpoints, SaveCheckpoints, newest, replace_file
+from k3ablate.training.corpus import Corpus
+from k3ablate.training.data import StepBatches
+from k3ablate.training.evaluation import evaluate
+from k3ablate.training.metrics import FILE_NAME, MetricsLog
+from k3ablate.training.module import LanguageModule
+from k3ablate.training.provenance import versions
+from k3ablate.training.sources import TRAIN_SET
+from k3ablate.training.spec import Execution, RunSpec
+
+SETTLED = (Status.FINISHED, Status.DIVERGED)
+RECORD_NAME = "record.json"
+# What Lightning says although nothing is wrong: Slurm's own launcher is not used on purpose, and Lightning 2.6 asks
+# torch 2.13 for a class by its old name.
+MEANT = (r".*`srun` command is available.*", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
+
+
+def train(spec: RunSpec, folder: Path, corpus: Corpus, execution: Execution, tracker: NoTracking) -> RunRecord:
+    """Train `spec` in `folder`, evaluate it, and write `record.json`; a run that has ended before is not repeated.
+
+    Continues from the newest checkpoint in the folder. InputError if the corpus or a checkpoint belongs to another
+    run; OSError with the path if the disk refuses. Anything raised leaves the run resumable.
+    """
+    digest = spec.digest()
+    if spec.corpus != corpus.digest:
+        raise InputError(f"corpus: the run asks for {spec.corpus}, this one is {corpus.digest}; build that corpus")
+    path = folder / RECORD_NAME
+    settled = _settled_record(path, digest)
+    if settled is not None:
+        return settled
+    tracker.start(digest, dict(_leaves(spec.tree())))
+    try:
+        record = _Run(spec, folder, corpus, execution, tracker).record()
+        replace_file(path, lambda file: file.write((record.model_dump_json(indent=1) + "\n").encode()))
+    except BaseException:
+        tracker.interrupt()
+        raise
+    tracker.finish(record, path)
+    if record.status in SETTLED:
+        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    return record
+
+
+def stream(seed: int, name: str) -> int:
+    """The seed of one named use of randomness: 63 bits of the SHA-256 of seed and name."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:8], "big") >> 1
+
+
+@dataclass
+class _Run:
+    """One run while it is being carried out."""
+
+    spec: RunSpec
+    folder: Path
+    corpus: Corpus
+    execution: Execution
+    tracker: NoTracking
+
+    def record(self) -> RunRecord:
+        """Train what is left to train, evaluate, and say what came out."""
+        torch.set_num_threads(self.execution.num_threads)
+        dispatch.forget_used()
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        checkpoint = newest(self.checkpoints, self.spec.digest())
+        try:
+            with _quiet_lightning():
+                self._fit(checkpoint)
+        except Diverged as reason:
+            return self._record(Status.DIVERGED, str(reason))
+        if self.trainer.global_step < self.spec.num_steps:
+            done = f"{self.trainer.global_step} of {self.spec.num_steps} steps"
+            return self._record(Status.OUT_OF_TIME, f"max_hours {self.execution.max_hours:g} passed after {done}")
+        return self._evaluated()
+
+    def _evaluated(self) -> RunRecord:
+        """The record with the losses on all sets of the corpus but the one it was trained on."""
+        self.module.to(self.trainer.strategy.root_device)  # a Trainer that is done leaves its model on the CPU
+        evaluations: dict[str, Evaluation] = {}
+        for name in self.corpus.facts.sets:
+            if name == TRAIN_SET:
+                continue
+            evaluation = evaluate(self.module.decoder, self.spec.training, self.corpus, name)
+            if evaluation is None:
+                return self._record(Status.DIVERGED, f"loss on {name} is not finite after the last step")
+            evaluations[name] = evaluation
+        return self._record(Status.FINISHED, evaluations=evaluations)
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+    @cached_property
+    def counts(self) -> Counts:
+        return count(self.spec.model, self.spec.training.context)
+
+    @cached_property
+    def clock(self) -> Clock:
+        return Clock()
+
+    @cached_property
+    def module(self) -> LanguageModule:
+        decoder = Decoder(self.spec.model)
+        generator = Generator().manual_seed(stream(self.spec.seed, "init"))
+        initialise(decoder, generator, self.spec.model.initializer_range)
+        return LanguageModule(decoder, self.spec.training)
+
+    @cached_property
+    def trainer(self) -> Trainer:
+        training = self.spec.training
+        return Trainer(
+            accelerator="gpu" if torch.cuda.is_available() else "cpu",
+            devices=1,
+            precision="bf16-mixed" if training.precision == "bfloat16" else "32-true",
+            max_steps=self.spec.num_steps,
+            max_epochs=-1,
+            accumulate_grad_batches=training.batch_size // training.sequences_per_pass,
+            gradient_clip_val=training.gradient_clip,
+            # Not Lightning's Slurm environment: it would requeue the job besides its launcher.
+            plugins=[LightningEnvironment(), AtomicCheckpoints()],
+            callbacks=self._callbacks(),
+            default_root_dir=self.folder,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            limit_val_batches=0,
+        )
+
+    def _callbacks(self) -> list[Callback]:
+        """In the order they run: time first, so that all others see it; saving last, so that it saves all others."""
+        spec, execution = self.spec, self.execution
+        balancers = self.module.decoder.balancers()
+        limit = math.inf if execution.max_hours is None else execution.max_hours * 3600
+        metrics = self.folder / FILE_NAME
+        every = execution.log_every_steps
+        return [
+            self.clock,
+            LearningRate(spec.training, spec.num_steps),
+            StopOnDivergence(spec.training.divergence_loss),
+            BalancingStep(balancers),
+            MetricsLog(metrics, every, spec, self.counts, self.clock, balancers, self.tracker),
+            TimeLimit(limit),
+            SaveCheckpoints(self.checkpoints, spec.digest(), execution.checkpoint_seconds),
+        ]
+
+    def _fit(self, checkpoint: Path | None) -> None:
+        seed = stream(self.spec.seed, "data")
+        batches = StepBatches(self.corpus, self.spec.training, seed, lambda: self.trainer.global_step)
+        self.trainer.fit(self.module, batches, ckpt_path=checkpoint)
+
+    def _record(
+        self, status: Status, reason: str = "", evaluations: Mapping[str, Evaluation] | None = None
+    ) -> RunRecord:
+        num_steps = self.trainer.global_step
+        tokens = num_steps * self.spec.training.tokens_per_step
+        seconds = self.clock.seconds
+        device = self.trainer.strategy.root_device
+        return RunRecord(
+            digest=self.spec.digest(),
+            status=status,
+            reason=reason,
+            evaluations=dict(evaluations or {}),
+            first_loss=self.clock.first_loss,
+            num_steps=num_steps,
+            tokens=tokens,
+            flops=self.counts.training_flops(tokens),
+            flops_6nd=self.counts.training_flops_6nd(tokens),
+            active_params=self.counts.active_params,
+            total_params=self.counts.total_params,
+            wall_seconds=seconds,
+            tokens_per_second=tokens / seconds if seconds else 0.0,
+            corpus=self.corpus.digest,
+            num_resumes=self.clock.num_resumes,
+            kernels=dispatch.used(),
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            versions=versions(),
+        )
+
+
+def _settled_record(path: Path, digest: str) -> RunRecord | None:
+    """The record of a run that is not to be trained again."""
+    if not path.exists():
+        return None
+    record = RunRecord.model_validate_json(path.read_text(encoding="utf-8"))
+    if record.digest != digest:
+        raise InputError(f"{path}: belongs to run {record.digest}, this is run {digest}; choose another folder")
+    return record if record.status in SETTLED else None
+
+
+def _leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted path and text of every leaf, as parameters to look at."""
+    if isinstance(tree, Mapping):
+        for key, below in tree.items():
+            yield from _leaves(below, f"{path}.{key}" if path else key)
+    else:
+        yield path, str(tree)
+
+
+@contextmanager
+def _quiet_lightning() -> Iterator[None]:
+    """No announcements, no warnings about what is meant, and Ctrl-C as Python has it."""
+    logger = logging.getLogger("lightning.pytorch")
+    level, interrupt = logger.level, signal.getsignal(signal.SIGINT)
+    logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            for message in MEANT:
+                warnings.filterwarnings("ignore", message)
+            yield
+    except SystemExit:  # what Lightning makes of Ctrl-C, after which it ignores the signal for good
+        signal.signal(signal.SIGINT, interrupt)
+        raise KeyboardInterrupt from None
+    finally:
+        logger.setLevel(level)

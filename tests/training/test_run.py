@@ -1,0 +1,282 @@
+"""A run from its specification to its record: reproducible, resumable, stopped in time and never repeated."""
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import torch
+
+from k3ablate.config import InputError
+from k3ablate.model.balancing import Balancer
+from k3ablate.records import RunRecord, Status
+from k3ablate.tracking import NoTracking
+from k3ablate.training.corpus import Corpus
+from k3ablate.training.run import stream, train
+from k3ablate.training.spec import Execution, RunSpec
+
+pytestmark = pytest.mark.slow
+
+Spec = Callable[..., RunSpec]
+EVERY_STEP = Execution(log_every_steps=1, checkpoint_seconds=1e-9)
+MUON = {"kind": "muon", "learning_rate": 0.01, "rest": {"learning_rate": 0.01}}
+
+
+class Killed(Exception):  # noqa: N818
+    """Stands for a crash."""
+
+
+class KilledAt(NoTracking):
+    """Lets training crash when it logs a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.was_interrupted = False
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        if step == self.step:
+            raise Killed
+
+    def interrupt(self) -> None:
+        self.was_interrupted = True
+
+
+class Noting(NoTracking):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.parameters: dict[str, str] = {}
+        self.finished: list[Status] = []
+
+    def start(self, digest: str, parameters: Mapping[str, str]) -> None:
+        self.parameters = dict(parameters)
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        self.steps.append(step)
+
+    def finish(self, record: RunRecord, path: Path) -> None:
+        assert RunRecord.model_validate_json(path.read_text()) == record
+        self.finished.append(record.status)
+
+
+def lines(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def without_times(entries: list[dict[str, object]]) -> list[dict[str, object]]:
+    return [{k: v for k, v in entry.items() if k not in ("seconds", "tokens_per_second")} for entry in entries]
+
+
+def test_same_spec_same_bits_and_another_seed_another_loss(
+    tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path
+) -> None:
+    first, again, other = (
+        train(tiny_spec(seed=seed), tmp_path / name, tiny_corpus, EVERY_STEP, NoTracking())
+        for name, seed in (("a", 0), ("b", 0), ("c", 1))
+    )
+    assert first.evaluations == again.evaluations
+    assert first.evaluations != other.evaluations
+    assert without_times(lines(tmp_path / "a")) == without_times(lines(tmp_path / "b"))
+
+
+def test_record_of_a_finished_run(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:
+    tracker = Noting()
+    spec = tiny_spec()
+    record = train(spec, tmp_path, tiny_corpus, Execution(log_every_steps=5), tracker)
+    assert record.status is Status.FINISHED
+    assert set(record.evaluations) == {"validation", "out_of_distribution"}
+    assert record.evaluations["validation"].num_tokens == 320
+    assert record.first_loss == pytest.approx(torch.tensor(256.0).log().item(), rel=0.02)
+    assert record.evaluations["validation"].loss < record.first_loss
+    assert (record.num_steps, record.tokens) == (12, 12 * 64)
+    assert RunRecord.model_validate_json((tmp_path / "record.json").read_text()) == record
+    assert [entry["step"] for entry in lines(tmp_path)] == [0, 5, 10, 11] == tracker.steps
+    assert tracker.finished == [Status.FINISHED]
+    assert tracker.parameters["training.optimizer.learning_rate"] == "0.01"
+    assert {"python", "torch", "lightning", "code"} <= set(record.versions)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_finished_run_is_not_trained_again(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:
+    first = train(tiny_spec(), tmp_path, tiny_corpus, EVERY_STEP, NoTracking())
+    assert train(tiny_spec(), tmp_path, tiny_corpus, EVERY_STEP, KilledAt(0)) == first
+    with pytest.raises(InputError, match="belongs to run"):
+        train(tiny_spec(seed=1), tmp_path, tiny_corpus, EVERY_STEP, NoTracking())
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {},
+        {"training__optimizer": MUON},
+        {"model__balancing": {"kind": "quantile"}, "training__micro_batch_size": 4},
+    ],
+    ids=["adamw", "muon", "quantile"],
+)
+def test_a_crashed_run_ends_with_the_bits_of_an_uninterrupted_one(
+    overrides: dict[str, object], tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path
+) -> None:
+    spec = tiny_spec(**overrides)
+    whole = train(spec, tmp_path / "whole", tiny_corpus, EVERY_STEP, NoTracking())
+    folder = tmp_path / "crashed"
+    for step in (4, 9):
+        tracker = KilledAt(step)
+        with pytest.raises(Killed):
+            train(spec, folder, tiny_corpus, EVERY_STEP, tracker)
+        assert tracker.was_interrupted
+    tracker = Noting()
+    resumed = train(spec, folder, tiny_corpus, EVERY_STEP, tracker)
+    assert resumed.evaluations == whole.evaluations
+    assert resumed.first_loss == whole.first_loss
+    assert resumed.num_resumes == 2
+    assert without_times(lines(folder)) == without_times(lines(tmp_path / "whole"))
+    assert tracker.steps == list(range(12))  # a store that was out of reach before gets them all
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+    tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = train(tiny_spec(), tmp_path / "whole", tiny_corpus, EVERY_STEP, NoTracking())
+    folder = tmp_path / "damaged"
+    with pytest.raises(Killed):
+        train(tiny_spec(), folder, tiny_corpus, EVERY_STEP, KilledAt(7))
+    newer = max((folder / "checkpoints").iterdir())
+    newer.write_bytes(newer.read_bytes()[:2000])
+    resumed = train(tiny_spec(), folder, tiny_corpus, EVERY_STEP, NoTracking())
+    assert [record.message for record in caplog.records if record.name == "k3ablate.training.checkpoints"] == [
+        f"{newer} is damaged; the checkpoint before it is taken"
+    ]
+    assert resumed.evaluations == whole.evaluations
+
+
+def test_a_checkpoint_of_another_run_is_refused(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        train(tiny_spec(), tmp_path, tiny_corpus, EVERY_STEP, KilledAt(3))
+    with pytest.raises(InputError, match=r"belongs to run \w+, this is run"):
+        train(tiny_spec(seed=1), tmp_path, tiny_corpus, EVERY_STEP, NoTracking())
+
+
+def test_a_run_that_was_killed_after_its_last_step_only_evaluates(
+    tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train(tiny_spec(), tmp_path / "whole", tiny_corpus, EVERY_STEP, NoTracking())
+
+    def crash(*arguments: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("k3ablate.training.run.evaluate", crash)
+        with pytest.raises(Killed):
+            train(tiny_spec(), tmp_path / "killed", tiny_corpus, EVERY_STEP, NoTracking())
+    resumed = train(tiny_spec(), tmp_path / "killed", tiny_corpus, EVERY_STEP, NoTracking())
+    assert resumed.evaluations == whole.evaluations
+    assert resumed.wall_seconds > 0
+    assert [entry["step"] for entry in lines(tmp_path / "killed")] == list(range(12))
+
+
+def test_divergence_stops_at_once_and_is_final(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:
+    spec = tiny_spec(training__divergence_loss=1.0)
+    record = train(spec, tmp_path, tiny_corpus, EVERY_STEP, NoTracking())
+    assert record.status is Status.DIVERGED
+    assert record.num_steps == 1
+    assert record.reason == f"training loss {record.first_loss:.6g} at step 0 is above divergence_loss 1"
+    assert train(spec, tmp_path, tiny_corpus, EVERY_STEP, KilledAt(0)) == record
+
+
+def test_a_loss_that_is_not_a_number_diverges(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:
+    spec = tiny_spec(training__optimizer={"kind": "adamw", "learning_rate": 1e30}, training__divergence_loss=1e300)
+    record = train(spec, tmp_path, tiny_corpus, EVERY_STEP, NoTracking())
+    assert record.status is Status.DIVERGED
+    assert record.reason.startswith("training loss nan at step ")
+    assert record.num_steps < 4
+
+
+def test_out_of_time_is_resumable(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:
+    whole = train(tiny_spec(), tmp_path / "whole", tiny_corpus, EVERY_STEP, NoTracking())
+    hurried = Execution(log_every_steps=1, max_hours=1e-9)
+    stopped = train(tiny_spec(), tmp_path / "run", tiny_corpus, hurried, NoTracking())
+    assert stopped.status is Status.OUT_OF_TIME
+    assert stopped.reason == "max_hours 1e-09 passed after 1 of 12 steps"
+    assert train(tiny_spec(), tmp_path / "run", tiny_corpus, EVERY_STEP, NoTracking()).evaluations == whole.evaluations
+
+
+def test_balancing_moves_once_per_step_on_the_whole_batch_and_never_in_evaluation(
+    tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[float] = []
+    plain_step = Balancer.step
+
+    def counted(balancer: Balancer) -> None:
+        plain_step(balancer)
+        loads.append(balancer.load_E.sum().item())
+
+    monkeypatch.setattr(Balancer, "step", counted)
+    spec = tiny_spec()
+    train(spec, tmp_path, tiny_corpus, EVERY_STEP, NoTracking())
+    chosen_per_step = spec.training.tokens_per_step * 2  # two experts per token
+    assert loads == [chosen_per_step] * 12 * 2  # steps x routed layers
+
+
+def test_micro_batches_change_no_token_of_the_loss(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:
+    split, whole = (
+        train(tiny_spec(training__micro_batch_size=size), tmp_path / str(size), tiny_corpus, EVERY_STEP, NoTracking())
+        for size in (1, 4)
+    )
+    assert split.num_steps == whole.num_steps
+    assert split.first_loss == pytest.approx(whole.first_loss, rel=1e-6)
+    assert split.evaluations["validation"].loss == pytest.approx(whole.evaluations["validation"].loss, rel=1e-2)
+
+
+def test_bfloat16_trains(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:
+    record = train(tiny_spec(training__precision="bfloat16"), tmp_path, tiny_corpus, EVERY_STEP, NoTracking())
+    full = train(tiny_spec(), tmp_path / "full", tiny_corpus, EVERY_STEP, NoTracking())
+    assert record.evaluations["validation"].loss == pytest.approx(full.evaluations["validation"].loss, rel=0.02)
+    assert record.evaluations != full.evaluations
+
+
+def test_another_corpus_is_refused(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="the run asks for beef, this one is c0ffee"):
+        train(tiny_spec(corpus="beef"), tmp_path, tiny_corpus, EVERY_STEP, NoTracking())
+
+
+def test_streams_differ_by_name_and_seed() -> None:
+    assert len({stream(seed, name) for seed in range(50) for name in ("init", "data")}) == 100
+
+
+CHILD = """
+import pickle, sys
+from pathlib import Path
+from k3ablate.tracking import NoTracking
+from k3ablate.training.run import train
+spec, corpus, execution, folder = pickle.loads(Path(sys.argv[1]).read_bytes())
+train(spec, folder, corpus, execution, NoTracking())
+"""
+
+
+def test_sigkill_in_the_middle_changes_no_bit(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:
+    spec = tiny_spec(tokens=300 * 64)
+    execution = Execution(log_every_steps=1, checkpoint_seconds=0.05)
+    folder = tmp_path / "killed"
+    (tmp_path / "job").write_bytes(pickle.dumps((spec, tiny_corpus, execution, folder)))
+    child = subprocess.Popen([sys.executable, "-c", CHILD, str(tmp_path / "job")])
+    metrics = folder / "metrics.jsonl"
+    deadline = time.monotonic() + 60
+    while not (metrics.exists() and len(metrics.read_bytes().splitlines()) > 60):
+        assert child.poll() is None, "the child ended by itself"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait()
+    assert not (folder / "record.json").exists()
+    resumed = train(spec, folder, tiny_corpus, execution, NoTracking())
+    whole = train(spec, tmp_path / "whole", tiny_corpus, execution, NoTracking())
+    assert resumed.num_resumes == 1
+    assert resumed.evaluations == whole.evaluations
+    assert without_times(lines(folder)) == without_times(lines(tmp_path / "whole"))
