@@ -20,7 +20,7 @@ from pathlib import Path
 
 from k3ablate.config import InputError
 from k3ablate.jobs.folders import LOG_FILE, SETTLED, Progress, RunFolder, State, prepare
-from k3ablate.jobs.progress import Reporter, Standing
+from k3ablate.jobs.progress import Pace, Reporter, Standing
 from k3ablate.jobs.storage import require_writable
 from k3ablate.jobs.worker import Answer, Outcome, Task, Trainer, failed_record, train_run, work
 from k3ablate.plan import PlanRow
@@ -130,12 +130,10 @@ class _Grid:
     workers: list[_Worker] = field(default_factory=list)
     deaths: Counter[str] = field(default_factory=Counter)
     progress: dict[str, Progress] = field(default_factory=dict)  # of jobs without a record
-    flops_before: float = 0.0
-    start: float = field(default_factory=time.monotonic)
+    pace: Pace = field(default_factory=Pace)
 
     def run(self) -> None:
         self._sort_in()
-        self.flops_before = self._standing().flops_done
         patience = 0.0  # an interrupted grid does not wait for its workers
         try:
             with self.reporter:
@@ -242,6 +240,7 @@ class _Grid:
         self.progress.update({job.digest: job.folder.progress() for job in [*running, *self.held]})
         tokens = [self._tokens(job) for job in self.jobs]
         costs = [job.flops / job.spec.tokens for job in self.jobs]
+        flops_done = sum(cost * done for cost, (_, done) in zip(costs, tokens, strict=True))
         return Standing(
             num_runs=len(self.jobs),
             num_ended=len(self.records),
@@ -249,9 +248,8 @@ class _Grid:
             tokens=sum(asked for asked, _ in tokens),
             tokens_done=sum(done for _, done in tokens),
             flops=sum(cost * asked for cost, (asked, _) in zip(costs, tokens, strict=True)),
-            flops_done=sum(cost * done for cost, (_, done) in zip(costs, tokens, strict=True)),
-            flops_before=self.flops_before,
-            seconds=time.monotonic() - self.start,
+            flops_done=flops_done,
+            flops_per_second=self.pace.flops_per_second(flops_done),
         )
 
     def _tokens(self, job: Job) -> tuple[int, int]:

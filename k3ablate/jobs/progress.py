@@ -6,7 +6,7 @@ folders. Everything goes to the stream that is passed in (the command line passe
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self, TextIO
@@ -15,7 +15,7 @@ from k3ablate.records import PUBLISHED_SET, RunRecord, Status
 
 LINE_SECONDS = 4.0  # plain lines come at most this often, ends in trouble excepted
 QUIET_SECONDS = 30.0  # and at least this often
-SETTLING_SECONDS = 5.0  # no estimate before: workers are still importing
+SETTLING_SECONDS = 5.0  # of progress, before an estimate is made of it
 
 
 @dataclass(frozen=True)
@@ -29,16 +29,32 @@ class Standing:
     tokens_done: int
     flops: float
     flops_done: float
-    flops_before: float  # done before this launch
-    seconds: float  # since the launch
+    flops_per_second: float | None  # of all workers together; None while there is too little to go by
 
     @property
     def seconds_left(self) -> float | None:
-        """At the throughput of this launch so far; None while there is none to speak of."""
-        fresh = self.flops_done - self.flops_before
-        if self.seconds < SETTLING_SECONDS or fresh <= 0:
+        """At the pace so far; None while there is none."""
+        return (self.flops - self.flops_done) / self.flops_per_second if self.flops_per_second else None
+
+
+class Pace:
+    """Throughput of one launch, counted from the first progress it makes: imports come before."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._before: float | None = None  # FLOPs done before this launch
+        self._first: tuple[float, float] | None = None  # time and FLOPs of the first progress
+
+    def flops_per_second(self, flops_done: float) -> float | None:
+        """Given the FLOPs done by now; None for the first seconds."""
+        now = self._clock()
+        if self._before is None:
+            self._before = flops_done
+        if self._first is None:
+            self._first = (now, flops_done) if flops_done > self._before else None
             return None
-        return (self.flops - self.flops_done) / fresh * self.seconds
+        seconds, fresh = now - self._first[0], flops_done - self._first[1]
+        return fresh / seconds if seconds >= SETTLING_SECONDS and fresh > 0 else None
 
 
 class Reporter(ABC):

@@ -1,0 +1,292 @@
+"""What do the commands answer? One frozen dataclass each, as text for people and as JSON for scripts.
+
+Both show the same numbers: `as_json` the fields at full precision, `text` a rounded reading of them. Nothing here
+computes a result.
+"""
+
+import dataclasses
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from tabulate import tabulate
+
+from k3ablate.config import Tree
+
+
+class Answer(Protocol):
+    """A dataclass with a reading for people."""
+
+    def text(self) -> str:
+        """Lines for a terminal."""
+        ...
+
+
+@dataclass(frozen=True)
+class Change:
+    """One leaf of the configuration that an arm sets otherwise than the baseline."""
+
+    path: str
+    before: Tree
+    after: Tree
+
+    def text(self) -> str:
+        """'path: before -> after'; what one side lacks, or leaves open, is 'none'."""
+        return f"{self.path}: {_shown(self.before)} -> {_shown(self.after)}"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """`check`: the question, and what each arm changes."""
+
+    experiment: str
+    question: str
+    metric: str
+    expected: str
+    baseline: str
+    match: str
+    num_rows: int
+    arms: Mapping[str, Sequence[Change]]
+
+    def text(self) -> str:
+        """The question, then each arm with its changes."""
+        lines = [
+            f"{self.experiment}: {self.question}",
+            f"metric: {self.metric}; baseline: {self.baseline}; matched: {self.match}; {self.num_rows} rows",
+            f"expected: {self.expected}",
+        ]
+        for arm, changes in self.arms.items():
+            lines += ["", arm if changes else f"{arm} (the baseline's configuration)"]
+            lines += [f"  {change.text()}" for change in changes]
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class PlannedRow:
+    """One row of a plan. FLOPs per token are forward, FLOPs are of the whole training."""
+
+    arm: str
+    size: str
+    seed: int
+    total_params: int
+    active_params: int
+    flops_per_token: float
+    flops_mismatch: float
+    tokens: int
+    flops: float
+    digest: str | None
+    state: str
+
+
+@dataclass(frozen=True)
+class Planned:
+    """`plan`: every row, and what the whole costs. A run that several rows share counts once."""
+
+    experiment: str
+    rows: Sequence[PlannedRow]
+    num_runs: int
+    tokens: int
+    flops: float
+    flops_left: float
+    num_workers: int
+    flops_per_second: float  # of one worker
+    basis: str  # where that number comes from
+    hours_left: float
+    notes: Sequence[str] = ()
+
+    def text(self) -> str:
+        """The table, the totals, and the notes."""
+        headers = ["arm", "size", "seed", "total", "active", "FLOPs/token", "match", "tokens", "FLOPs", "run", "state"]
+        rows = [
+            (row.arm, row.size, row.seed, number(row.total_params), number(row.active_params),
+             number(row.flops_per_token), f"{row.flops_mismatch:+.2%}", number(row.tokens), number(row.flops),
+             row.digest or "-", row.state)
+            for row in self.rows
+        ]  # fmt: skip
+        rate = f"{number(self.flops_per_second)} FLOP/s per worker ({self.basis})"
+        left = (
+            f"{number(self.flops_left)} FLOPs, about {hours(self.hours_left)} with {self.num_workers} workers at {rate}"
+        )
+        totals = (
+            f"{self.num_runs} runs, {number(self.tokens)} tokens, {number(self.flops)} FLOPs; "
+            f"left: {left if self.flops_left else 'nothing'}"
+        )
+        return "\n".join([table(rows, headers), "", totals, *self.notes])
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A run that has no loss to offer, and why."""
+
+    name: str
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Standings:
+    """`status`: how many runs are in which state, by arm and size."""
+
+    experiment: str
+    counts: Mapping[str, Mapping[str, Mapping[str, int]]]  # arm -> size -> state -> runs
+    problems: Sequence[Problem]
+
+    def text(self) -> str:
+        """A table of arms by sizes, the totals, and the first line of every problem."""
+        sizes = list(dict.fromkeys(size for by_size in self.counts.values() for size in by_size))
+        rows = [(arm, *(_states(by_size.get(size, {})) for size in sizes)) for arm, by_size in self.counts.items()]
+        total = Counter[str]()
+        for by_size in self.counts.values():
+            for states in by_size.values():
+                total.update(states)
+        problems = [f"{problem.name} {problem.status}: {problem.reason}" for problem in self.problems]
+        return "\n".join([table(rows, ["arm", *sizes]), "", f"{self.experiment}: {_states(total)}", *problems])
+
+
+@dataclass(frozen=True)
+class Ran:
+    """`run`: how the grid ended."""
+
+    experiment: str
+    counts: Mapping[str, int]  # status -> runs
+    problems: Sequence[Problem]
+
+    def text(self) -> str:
+        """The counts, and the reason of every run without a loss."""
+        problems = [f"{problem.name} {problem.status}: {problem.reason}" for problem in self.problems]
+        return "\n".join([f"{self.experiment}: {_states(self.counts)}", *problems])
+
+
+@dataclass(frozen=True)
+class Collected:
+    """`collect`: the table of records."""
+
+    experiment: str
+    files: Sequence[str]
+    num_rows: int
+    num_planned: int
+    counts: Mapping[str, int]  # status -> rows
+
+    def text(self) -> str:
+        """How many rows there are, and where the table is."""
+        head = f"{self.experiment}: {self.num_rows} of {self.num_planned} rows have a record ({_states(self.counts)})"
+        return "\n".join([head, *self.files])
+
+
+@dataclass(frozen=True)
+class Counted:
+    """`count`: a model's parameters by group, FLOPs per token and links."""
+
+    model: str
+    context: int
+    total_params: int
+    active_params: int
+    flops_per_token: float
+    links: int
+    groups: Mapping[str, int]
+
+    def text(self) -> str:
+        """The groups, then the totals, to the last parameter."""
+        width = max(len(name) for name in self.groups)
+        lines = [f"{name:<{width}}  {value:>22,}" for name, value in self.groups.items()]
+        return "\n".join([
+            *lines, "",
+            f"total parameters {self.total_params:,}",
+            f"active parameters {self.active_params:,} (LM head in, embedding look-up out)",
+            f"forward FLOPs per token {self.flops_per_token:,.0f} at a context of {self.context:,}",
+            f"attention-residual links {self.links:,}",
+        ])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CorpusSet:
+    """One set of a corpus."""
+
+    name: str
+    num_documents: int
+    num_bytes: int
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class CorpusAnswer:
+    """`data`: what a corpus holds and where it lies."""
+
+    recipe: str
+    digest: str
+    folder: str
+    vocabulary_size: int
+    sets: Sequence[CorpusSet]
+    dropped: Mapping[str, int]
+
+    def text(self) -> str:
+        """The sets as a table."""
+        rows = [(s.name, f"{s.num_documents:,}", f"{s.num_bytes:,}", f"{s.num_tokens:,}") for s in self.sets]
+        dropped = ", ".join(f"{count:,} {reason}" for reason, count in self.dropped.items()) or "none"
+        return "\n".join([
+            f"{self.recipe}: corpus {self.digest}, vocabulary {self.vocabulary_size:,}, in {self.folder}",
+            table(rows, ["set", "documents", "bytes", "tokens"]),
+            f"documents left out: {dropped}",
+        ])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reported:
+    """`report` and `demo`: the published table and where everything is."""
+
+    experiment: str
+    markdown: str
+    files: Sequence[str]
+    results: Tree  # the analysis, number by number
+
+    def text(self) -> str:
+        """The table as it is published, then the files."""
+        return "\n".join([self.markdown.rstrip(), "", *self.files])
+
+
+def as_json(answer: Answer) -> str:
+    """Every field at full precision; what is not finite is null."""
+    return json.dumps(plain(answer), indent=1, allow_nan=False)
+
+
+def plain(value: Tree) -> Tree:
+    """Only what JSON knows: dataclasses become mappings, paths text, numbers that are not finite null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+    if isinstance(value, Mapping):
+        return {str(key): plain(below) for key, below in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(below) for below in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+def table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> str:
+    """Columns under headers, numbers as they come."""
+    return str(tabulate(rows, headers, tablefmt="simple", disable_numparse=True))
+
+
+def number(value: float) -> str:
+    """Four digits and a letter: '1.235G'. The letters are those of SI, with B nowhere."""
+    for letter, scale in (("Z", 1e21), ("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if abs(value) >= scale:
+            return f"{value / scale:.4g}{letter}"
+    return f"{value:.4g}"
+
+
+def hours(value: float) -> str:
+    """Hours, or minutes where that reads better."""
+    return f"{value * 60:.1f} minutes" if value < 1.5 else f"{value:,.1f} hours"
+
+
+def _states(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "nothing"
+
+
+def _shown(value: Tree) -> str:
+    return "none" if value is None else json.dumps(value)
