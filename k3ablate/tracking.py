@@ -35,6 +35,13 @@ ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
+# MLflow has no word for a run that diverged; the tag `status` says it.
+MLFLOW_STATUS = {
+    Status.FINISHED: "FINISHED",
+    Status.DIVERGED: "FINISHED",
+    Status.OUT_OF_TIME: "KILLED",  # to be continued, as when interrupted
+    Status.FAILED: "FAILED",
+}
 
 logger = logging.getLogger(__name__)
 
@@ -105,7 +112,8 @@ class Tracker(NoTracking):
         self._thread: threading.Thread | None = None
 
     def start(self, digest: str, parameters: Mapping[str, str]) -> None:
-        """Find or create the run tagged with `digest`; returns at once."""
+        """Find or create the run tagged with `digest`, in the thread; the first start of a process imports mlflow."""
+        _load_mlflow()  # here, because two threads that import at the same time can meet half-loaded modules
         tags = self._tags | {DIGEST_TAG: digest}
         sender = _Sender(self._uri, self._name or digest, tags, parameters, self._queue)
         self._thread = threading.Thread(target=sender.run, name="mlflow", daemon=True)
@@ -188,11 +196,11 @@ class _Sender:
         if end is None:
             return
         if end.record is None or end.path is None:
-            client.set_terminated(self.run_id, "KILLED")
+            client.set_terminated(self.run_id, MLFLOW_STATUS[Status.OUT_OF_TIME])
             return
         self._send_results(client, end.record)
         client.log_artifact(self.run_id, str(end.path))
-        client.set_terminated(self.run_id, "FAILED" if end.record.status is Status.FAILED else "FINISHED")
+        client.set_terminated(self.run_id, MLFLOW_STATUS[end.record.status])
 
     def _connect(self) -> "MlflowClient":
         client = _client(self.uri)
@@ -245,14 +253,20 @@ class _Sender:
         client.log_batch(self.run_id, metrics=metrics, tags=tags)
 
 
-def _client(uri: str) -> "MlflowClient":
-    """A client of the store, with MLflow's own announcements turned off."""
+def _load_mlflow() -> None:
+    """Import it with its announcements turned off."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    from mlflow import MlflowClient
+    import mlflow.tracking  # noqa: F401 - what `_client` takes from there
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     logging.getLogger("alembic").setLevel(logging.WARNING)
+
+
+def _client(uri: str) -> "MlflowClient":
+    _load_mlflow()
+    from mlflow import MlflowClient
+
     return MlflowClient(uri)
 
 

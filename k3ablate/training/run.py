@@ -246,7 +246,7 @@ def _quiet_lightning() -> Iterator[None]:
             for message in MEANT:
                 warnings.filterwarnings("ignore", message)
             yield
-    except SystemExit:  # what Lightning makes of Ctrl-C, after which it ignores the signal for good
+    except SystemExit:  # what Lightning makes of Ctrl-C, after which it leaves the signal ignored
         signal.signal(signal.SIGINT, interrupt)
         raise KeyboardInterrupt from None
     finally:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
@@ -205,6 +206,37 @@ def test_out_of_time_is_resumable(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path
     assert stopped.status is Status.OUT_OF_TIME
     assert stopped.reason == "max_hours 1e-09 passed after 1 of 12 steps"
     assert train(tiny_spec(), tmp_path / "run", tiny_corpus, EVERY_STEP, NoTracking()).evaluations == whole.evaluations
+
+
+def test_an_interrupt_stays_an_interrupt(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:
+    class Interrupting(KilledAt):
+        def log(self, step: int, values: Mapping[str, float]) -> None:
+            if step == self.step:
+                raise KeyboardInterrupt
+
+    handler = signal.getsignal(signal.SIGINT)
+    tracker = Interrupting(3)
+    with pytest.raises(KeyboardInterrupt):
+        train(tiny_spec(), tmp_path, tiny_corpus, EVERY_STEP, tracker)
+    assert tracker.was_interrupted
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_under_slurm_lightning_requeues_nothing(
+    tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Looking(NoTracking):
+        handlers: ClassVar[set[object]] = set()
+
+        def log(self, step: int, values: Mapping[str, float]) -> None:
+            self.handlers.add(signal.getsignal(signal.SIGUSR1))
+
+    for name, value in {"SLURM_NTASKS": "4", "SLURM_JOB_NAME": "grid", "SLURM_JOB_ID": "1"}.items():
+        monkeypatch.setenv(name, value)
+    before = signal.getsignal(signal.SIGUSR1)
+    record = train(tiny_spec(), tmp_path, tiny_corpus, EVERY_STEP, Looking())
+    assert record.status is Status.FINISHED
+    assert Looking.handlers == {before}
 
 
 def test_balancing_moves_once_per_step_on_the_whole_batch_and_never_in_evaluation(
