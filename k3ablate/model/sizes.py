@@ -19,6 +19,7 @@ Matching = Literal["flops_per_token", "active_parameters", "none"]
 # An arm that cannot come closer to the baseline's cost than this is refused.
 LARGEST_MISMATCH = 0.10
 WIDTHS_TRIED = (0.3, 2.0)  # as shares of the size's width
+MATCHING_STEPS = 4  # a matched width is a multiple of a quarter of `multiple`: whole multiples of it are too coarse
 
 
 class Size(Config):
@@ -29,7 +30,7 @@ class Size(Config):
     num_layers: PositiveInt
     head_width: PositiveInt | None = None
     num_active: PositiveInt | None = None  # routed experts per token; all experts keep their ratio to them
-    multiple: PositiveInt = 4  # of the width and of every width that follows from it
+    multiple: PositiveInt = 4  # of the width and of every inner width that follows from it
 
     @model_validator(mode="after")
     def _multiple_divides(self) -> Self:
@@ -49,7 +50,6 @@ def scaled(reference: ModelConfig, size: Size, vocabulary_size: int) -> ModelCon
         width_ratio=size.width / reference.width,
         head_width=size.head_width,
         num_active=size.num_active,
-        num_layers_ratio=size.num_layers / reference.num_layers,
         multiple=size.multiple,
     )
     changes = {
@@ -58,7 +58,7 @@ def scaled(reference: ModelConfig, size: Size, vocabulary_size: int) -> ModelCon
         "num_layers": size.num_layers,
         "mixer": _scaled_mixers(reference.mixer, dial),
         "feed_forward": _scaled_feed_forwards(reference.feed_forward, dial),
-        "residual": reference.residual.scaled(dial, reference.num_layers, size.num_layers),
+        "residual": reference.residual.scaled(size.num_layers),
     }
     return ModelConfig.model_validate(dict(reference) | changes)
 
@@ -70,12 +70,11 @@ def matched(
     if matching == "none":
         return scaled(reference, size, vocabulary_size)
     goal = cost(target, matching, context)
-    low, high = (round(size.width * share / size.multiple) for share in WIDTHS_TRIED)
+    step = max(1, size.multiple // MATCHING_STEPS)
+    low, high = (max(1, round(size.width * share / step)) for share in WIDTHS_TRIED)
+    candidates = (size.model_copy(update={"width": steps * step}) for steps in range(low, high + 1))
     best = min(
-        (
-            scaled(reference, size.model_copy(update={"width": steps * size.multiple}), vocabulary_size)
-            for steps in range(max(1, low), high + 1)
-        ),
+        (scaled(reference, candidate, vocabulary_size) for candidate in candidates),
         key=lambda model: abs(cost(model, matching, context) / goal - 1),
     )
     mismatch = cost(best, matching, context) / goal - 1

@@ -30,7 +30,6 @@ class Dial:
     width_ratio: float  # new model width / reference model width
     head_width: int | None = None  # channels of a head; None keeps the reference's
     num_active: int | None = None  # routed experts per token; None keeps the reference's
-    num_layers_ratio: float = 1.0  # new depth / reference depth
     multiple: int = 1  # every scaled width is a multiple of this
 
     def width(self, reference: int) -> int:
@@ -128,8 +127,8 @@ class ResidualConfig(Config):
     """How sublayers read what came before them and hand back their output."""
 
     @abstractmethod
-    def scaled(self, dial: Dial, reference_layers: int, num_layers: int) -> Self:
-        """The same stream at another depth."""
+    def scaled(self, num_layers: int) -> Self:
+        """The same stream at a depth of `num_layers`."""
 
     @abstractmethod
     def parameters(self, width: int, num_layers: int) -> Mapping[str, int]:

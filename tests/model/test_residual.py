@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from k3ablate.kernels import attnres
 from k3ablate.model.residual import AttnResStream, BlockAttnRes, FullAttnRes, Plain
-from k3ablate.model.slots import Dial, ResidualStream
+from k3ablate.model.slots import ResidualStream
 
 WIDTH = 16
 Sublayer = Callable[[Tensor], Tensor]
@@ -85,7 +85,7 @@ def _released_loop(read: Read, sublayers: list[Sublayer], layers_per_block: int)
     return read(len(sublayers), [*bank, partial])
 
 
-@pytest.mark.parametrize("config", [FullAttnRes(), BlockAttnRes(layers_per_block=2), BlockAttnRes()], ids=str)
+@pytest.mark.parametrize("config", [FullAttnRes(), BlockAttnRes(num_blocks=3), BlockAttnRes()], ids=str)
 def test_at_initialisation_the_network_is_the_plain_one(config: FullAttnRes | BlockAttnRes) -> None:
     sublayers = _sublayers(5)
     plain = _run(Plain().build(WIDTH, 5), sublayers)
@@ -94,10 +94,10 @@ def test_at_initialisation_the_network_is_the_plain_one(config: FullAttnRes | Bl
     )
 
 
-@pytest.mark.parametrize("layers_per_block", [1, 2, 3, 12])
-def test_block_form_is_equation_10_and_the_released_loop(layers_per_block: int) -> None:
+@pytest.mark.parametrize(("num_blocks", "layers_per_block"), [(8, 1), (3, 2), (2, 3), (1, 12)])
+def test_block_form_is_equation_10_and_the_released_loop(num_blocks: int, layers_per_block: int) -> None:
     sublayers = _sublayers(5)
-    stream = _with_random_queries(BlockAttnRes(layers_per_block=layers_per_block), 5)
+    stream = _with_random_queries(BlockAttnRes(num_blocks=num_blocks), 5)
     ours = _run(stream, sublayers)
     torch.testing.assert_close(ours, _equation_10(_plain_reads(stream), sublayers, 2 * layers_per_block))
     torch.testing.assert_close(ours, _released_loop(_plain_reads(stream), sublayers, layers_per_block))
@@ -118,7 +118,7 @@ def test_plain_stream_is_the_sum() -> None:
     torch.testing.assert_close(stream.finish(state), _embedding() + 4)
 
 
-@pytest.mark.parametrize("config", [Plain(), FullAttnRes(), BlockAttnRes(layers_per_block=1)], ids=str)
+@pytest.mark.parametrize("config", [Plain(), FullAttnRes(), BlockAttnRes()], ids=str)
 def test_writing_leaves_the_earlier_state_as_it_was(config: Plain | FullAttnRes | BlockAttnRes) -> None:
     stream = config.build(WIDTH, 3)
     for parameter in stream.parameters():
@@ -131,7 +131,7 @@ def test_writing_leaves_the_earlier_state_as_it_was(config: Plain | FullAttnRes 
 
 
 def test_every_query_and_norm_gets_a_gradient_also_the_trivial_one() -> None:
-    stream = _with_random_queries(BlockAttnRes(layers_per_block=2), 3)
+    stream = _with_random_queries(BlockAttnRes(num_blocks=2), 3)
     _run(stream, _sublayers(3)).square().sum().backward()
     largest = [float(parameter.grad.abs().max()) for parameter in stream.parameters()]
     assert largest[:2] == [0.0, 0.0]  # the first read has one source
@@ -147,7 +147,7 @@ def test_counts_at_93_layers_are_those_of_the_specification() -> None:
     assert (Plain().num_links(93), Plain().flops_per_token(7168, 93)) == (0, 0.0)
 
 
-@pytest.mark.parametrize("config", [FullAttnRes(), BlockAttnRes(layers_per_block=2)], ids=str)
+@pytest.mark.parametrize("config", [FullAttnRes(), BlockAttnRes(num_blocks=3)], ids=str)
 def test_counted_links_are_the_sources_read(
     config: FullAttnRes | BlockAttnRes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,13 +163,15 @@ def test_counted_links_are_the_sources_read(
 
 
 @pytest.mark.parametrize(
-    ("num_layers", "layers_per_block"), [(93, 12), (92, 12), (24, 3), (20, 3), (8, 1), (4, 1), (186, 24)]
+    ("num_layers", "num_blocks", "layers_per_block"),
+    [(93, 8, 12), (92, 8, 12), (24, 8, 3), (20, 7, 3), (8, 8, 1), (4, 4, 1), (186, 8, 24)],
 )
-def test_scaling_keeps_the_number_of_blocks(num_layers: int, layers_per_block: int) -> None:
-    scaled = BlockAttnRes().scaled(Dial(width_ratio=0.1), reference_layers=93, num_layers=num_layers)
-    assert scaled.layers_per_block == layers_per_block
+def test_scaling_keeps_the_number_of_blocks(num_layers: int, num_blocks: int, layers_per_block: int) -> None:
+    scaled = BlockAttnRes().scaled(num_layers)
+    assert scaled.num_blocks == num_blocks
+    assert scaled.layers_per_block(num_layers) == layers_per_block
 
 
 def test_scaling_leaves_streams_without_blocks_alone() -> None:
     for config in (Plain(), FullAttnRes()):
-        assert config.scaled(Dial(width_ratio=0.1), reference_layers=93, num_layers=7) == config
+        assert config.scaled(7) == config

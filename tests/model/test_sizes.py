@@ -53,7 +53,7 @@ def test_matching_finds_the_nearest_width(matching: str) -> None:
     model = matched(K3, TINY, 256, target, matching, context=128)
     goal = cost(target, matching, 128)
     here = abs(cost(model, matching, 128) / goal - 1)
-    for width in (model.width - TINY.multiple, model.width + TINY.multiple):
+    for width in (model.width - 1, model.width + 1):
         neighbour = scaled(K3, TINY.model_copy(update={"width": width}), 256)
         assert abs(cost(neighbour, matching, 128) / goal - 1) >= here
 
