@@ -206,7 +206,10 @@ def check_arm(experiment: Experiment, arm: Arm) -> None:
                     "move it to a component of its own"
                 )
             if not any(differences(_at(before, path), _at(after, path))):
-                raise ValueError(f"{where}: {path}: this arm changes nothing: it is the baseline's value already")
+                raise ValueError(
+                    f"{where}: {path}: this arm changes nothing: it is the baseline's value already; "
+                    "write another value or drop the level"
+                )
 
 
 def _at(tree: Tree, path: str) -> Tree:
