@@ -172,7 +172,9 @@ def _allows(num_cores: int, fp32: float, bf16: float, gpu: str | None) -> Iterat
         yield "precision: bfloat16, native on this GPU"
         return
     if bf16 < fp32:
-        yield f"precision: float32; bfloat16 is {fp32 / bf16:.0f} times slower on this CPU"
+        yield f"precision: float32; bfloat16 is emulated here, {fp32 / bf16:.0f} times slower"
+    else:
+        yield f"precision: float32; bfloat16 only for large products, which it makes {bf16 / fp32:.1f} times faster"
     per_hour = SMALL_SHARE * fp32 * num_cores * 3600 * 1e9
     yield f"about {per_hour:.1e} training FLOPs an hour on small models, taking {SMALL_SHARE:.0%} of the fp32 rate"
 

@@ -159,9 +159,9 @@ class _Grid:
     def _look_at_held(self) -> None:
         """Runs of another launcher: take over its records, and its runs if it went away."""
         for job in [*self.held]:
-            record = job.folder.record()
-            if record is None and job.folder.is_held():
+            if job.folder.is_held():
                 continue
+            record = job.folder.record()
             self.held.remove(job)
             if record is None:
                 self.waiting.appendleft(job)
