@@ -88,7 +88,7 @@ def write_yaml(tree: Tree, path: Path) -> None:
     """Write `tree` as block-style YAML that `read_yaml` reads back unchanged."""
     writer = YAML(typ="safe", pure=True)
     writer.default_flow_style = False
-    writer.sort_base_mapping_type_on_output = False
+    writer.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # annotated by its default, None
     text = io.StringIO()
     writer.dump(tree, text)
     path.write_text(text.getvalue(), encoding="utf-8")

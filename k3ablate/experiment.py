@@ -121,8 +121,11 @@ class Experiment(Config):
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
-        for what, names in (("sizes", [size.name for size in self.sizes]), ("seeds", [*self.seeds])):
-            twice = sorted({str(name) for name in names if names.count(name) > 1})
+        for what, names in (
+            ("sizes", [size.name for size in self.sizes]),
+            ("seeds", [str(seed) for seed in self.seeds]),
+        ):
+            twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
                 raise ValueError(f"{what}: {', '.join(twice)} stands there twice; name each once")
         shared = sorted(set(self.seeds) & set(self.replicate_seeds))

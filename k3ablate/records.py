@@ -108,12 +108,11 @@ def write_table(frame: pandas.DataFrame, stem: Path) -> tuple[Path, Path]:
 
 def read_table(path: Path) -> pandas.DataFrame:
     """The table in a .csv or .parquet file."""
-    readers = {".csv": pandas.read_csv, ".parquet": pandas.read_parquet}
-    if path.suffix not in readers:
+    if path.suffix not in {".csv", ".parquet"}:
         raise InputError(f"{path}: a table is a .csv or a .parquet file")
     if not path.exists():
         raise InputError(f"{path}: no such table; `k3ablate collect EXPERIMENT` writes one")
-    return readers[path.suffix](path)
+    return pandas.read_csv(path) if path.suffix == ".csv" else pandas.read_parquet(path)
 
 
 def _row(label: Label, record: RunRecord) -> dict[str, object]:

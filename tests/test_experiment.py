@@ -70,6 +70,7 @@ def test_from_takes_the_same_path_of_the_recipe() -> None:
     assert setting(experiment, full).model.width == 7168
 
 
+DENSE = {"main": {"kind": "dense", "hidden_width": 64}}
 MISTAKES = {
     "unknown key": ({"sezes": []}, r"sezes: unknown key .* did you mean 'sizes'"),
     "unknown tag": (
@@ -93,7 +94,7 @@ MISTAKES = {
         r"components.colour: not one of attention, .* write `paths:`",
     ),
     "balancing without a router": (
-        {"components": component("feed_forward", {"model.feed_forward": {"main": {"kind": "dense", "hidden_width": 64}}})},
+        {"components": component("feed_forward", {"model.feed_forward": DENSE})},
         r"balancing is 'sign_update' but feed_forward.main is 'dense', which has no router",
     ),
     "width that does not divide": (
@@ -101,7 +102,7 @@ MISTAKES = {
         r"width 30 is not a multiple of 4; write 28 or 32",
     ),
     "batch that does not divide": (
-        {"baseline": {"model": "kimi-k2", "data": "python", "training": "cpu", "set": {"training.micro_batch_size": 3}}},
+        {"baseline": {**read_yaml(DEMO)["baseline"], "set": {"training.micro_batch_size": 3}}},
         r"micro_batch_size 3 does not divide batch_size 16",
     ),
     "unknown recipe": (

@@ -5,7 +5,7 @@ output. Adding a mixer, feed-forward or stream is one file beside this one and o
 """
 
 import hashlib
-from typing import Annotated, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
@@ -19,7 +19,7 @@ from k3ablate.model.kda import KDA
 from k3ablate.model.moe import LatentMoE, MoE
 from k3ablate.model.norms import RMSNorm
 from k3ablate.model.residual import BlockAttnRes, FullAttnRes, Plain
-from k3ablate.model.slots import Initialised
+from k3ablate.model.slots import Initialised, ResidualStream
 
 MixerUnion = Annotated[Softmax | MLA | GatedMLA | KDA, Field(discriminator="kind")]
 FeedForwardUnion = Annotated[Dense | MoE | LatentMoE, Field(discriminator="kind")]
@@ -114,6 +114,14 @@ class Layer(nn.Module):
         self.feed_forward_norm = RMSNorm(config.width, config.norm_epsilon)
         self.feed_forward = feed_forward.build(config.width, balancing)
 
+    def forward(self, stream: ResidualStream, state: Any, index: int) -> tuple[Any, Tensor]:
+        """The stream's state after layer `index`, and the feed-forward's auxiliary loss."""
+        x_BTD = stream.read(state, 2 * index)
+        state = stream.write(state, 2 * index, self.mixer(self.mixer_norm(x_BTD)))
+        x_BTD = stream.read(state, 2 * index + 1)
+        y_BTD, auxiliary_loss = self.feed_forward(self.feed_forward_norm(x_BTD))
+        return stream.write(state, 2 * index + 1, y_BTD), auxiliary_loss
+
 
 class Decoder(nn.Module):
     """tokens_BT -> DecoderOutput. Parameters hold nothing meaningful until `initialise` has filled them."""
@@ -122,7 +130,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(config.vocabulary_size, config.width)
         self.layers = nn.ModuleList(Layer(config, mixer, feed_forward) for mixer, feed_forward in config.layers())
-        self.residual = config.residual.build(config.width, config.num_layers)
+        self.residual: ResidualStream = config.residual.build(config.width, config.num_layers)
         self.norm = RMSNorm(config.width, config.norm_epsilon)
         self.head = nn.Linear(config.width, config.vocabulary_size, bias=False)
 
@@ -132,11 +140,7 @@ class Decoder(nn.Module):
         state = self.residual.start(embedding_BTD)
         auxiliary_loss = embedding_BTD.new_zeros((), dtype=torch.float32)
         for index, layer in enumerate(self.layers):
-            x_BTD = self.residual.read(state, 2 * index)
-            state = self.residual.write(state, 2 * index, layer.mixer(layer.mixer_norm(x_BTD)))
-            x_BTD = self.residual.read(state, 2 * index + 1)
-            y_BTD, added_loss = layer.feed_forward(layer.feed_forward_norm(x_BTD))
-            state = self.residual.write(state, 2 * index + 1, y_BTD)
+            state, added_loss = layer(self.residual, state, index)
             auxiliary_loss = auxiliary_loss + added_loss
         return DecoderOutput(self.head(self.norm(self.residual.finish(state))), auxiliary_loss)
 
