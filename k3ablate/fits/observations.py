@@ -1,0 +1,154 @@
+"""Which rows of a table of records may be compared, and which are left out, and why?
+
+Takes the columns of `records.COLUMNS` or anybody's CSV with at least `arm size seed loss flops`; `status`, `reason`,
+`digest`, `corpus` and `validation` are used where they are there. Other text columns that are constant within every arm
+are taken as components' levels. Nothing is fitted here, and no row is dropped without an entry in `excluded`.
+"""
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pandas
+
+from k3ablate.config import InputError
+from k3ablate.fits.multiplier import Point
+from k3ablate.records import COLUMNS, Status
+
+REQUIRED = ("arm", "size", "seed", "loss", "flops")
+SINGLE_VALUED = ("corpus", "validation")
+
+
+@dataclass(frozen=True)
+class Excluded:
+    """A run that is in no fit, with the reason."""
+
+    arm: str
+    size: str
+    seed: int
+    status: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Observations:
+    """Finished runs by arm (in the table's order, ascending compute), what was left out, and the arms' levels."""
+
+    points: Mapping[str, tuple[Point, ...]]
+    excluded: tuple[Excluded, ...]
+    levels: Mapping[str, Mapping[str, str]]  # arm -> component -> level
+
+
+def observations(table: pandas.DataFrame) -> Observations:
+    """The usable rows; InputError for a table whose losses cannot be compared (statistics.md, section 6)."""
+    missing = [column for column in REQUIRED if column not in table]
+    if missing:
+        raise InputError(f"table: no column {', '.join(missing)}; it has {', '.join(map(str, table.columns))}")
+    if table.empty:
+        raise InputError("table: no rows; run the experiment first, or collect it from where it ran")
+    _refuse_missing_labels(table)
+    rows = table.assign(arm=table["arm"].astype(str), size=table["size"].astype(str), status=_statuses(table))
+    _refuse_duplicates(rows)
+    _refuse_mixtures(rows)
+    finished = rows[rows["status"] == Status.FINISHED]
+    excluded = tuple(_excluded(row) for _, row in rows[rows["status"] != Status.FINISHED].iterrows())
+    if finished.empty:
+        listed = "; ".join(f"{run.arm} {run.size} seed {run.seed}: {run.status} ({run.reason})" for run in excluded)
+        raise InputError(f"table: no run finished, so there is nothing to fit: {listed}")
+    _refuse_unusable_numbers(finished)
+    points = {arm: _points(finished[finished["arm"] == arm]) for arm in dict.fromkeys(rows["arm"])}
+    return Observations(points, excluded, _levels(rows))
+
+
+def check_arm(name: str, known: Mapping[str, object]) -> None:
+    """InputError with the nearest known arm where `name` is not in the table."""
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=1)
+        advice = f"did you mean {near[0]!r}?" if near else f"write one of {', '.join(known)}"
+        raise InputError(f"baseline: no arm {name!r} in the table; {advice}")
+
+
+def _statuses(table: pandas.DataFrame) -> list[str]:
+    """Status of each row; a table without the column holds finished runs only."""
+    if "status" not in table:
+        return [Status.FINISHED] * len(table)
+    known = {str(status) for status in Status}
+    for index, value in table["status"].items():
+        if str(value) not in known:
+            raise InputError(f"table: row {index}: status {value!r}; write one of {', '.join(sorted(known))}")
+    return [str(value) for value in table["status"]]
+
+
+def _refuse_missing_labels(table: pandas.DataFrame) -> None:
+    for column in ("arm", "size", "seed"):
+        empty = table.index[table[column].isna()]
+        if len(empty):
+            raise InputError(f"table: row {empty[0]}: no {column}; every run needs one")
+
+
+def _refuse_duplicates(rows: pandas.DataFrame) -> None:
+    """One row per run: a digest twice, or an arm, size and seed twice, would count one run as two."""
+    if "digest" in rows:
+        digests = rows["digest"].dropna()
+        repeated = digests[digests.duplicated(keep=False)]
+        if len(repeated):
+            where = rows.loc[repeated.index[repeated == repeated.iloc[0]], ["arm", "size", "seed"]]
+            labels = " and ".join(f"{row.arm} {row.size} seed {row.seed}" for row in where.itertuples())
+            raise InputError(
+                f"table: digest {repeated.iloc[0]} stands {len(where)} times ({labels}); keep one row per run "
+                "and one experiment per table"
+            )
+    cells = rows[["arm", "size", "seed"]]
+    repeated_cells = cells[cells.duplicated()]
+    if len(repeated_cells):
+        arm, size, seed = repeated_cells.iloc[0]
+        raise InputError(f"table: arm {arm}, size {size}, seed {seed} stands more than once; keep one row per run")
+
+
+def _refuse_mixtures(rows: pandas.DataFrame) -> None:
+    for column in SINGLE_VALUED:
+        values = sorted(map(str, rows[column].dropna().unique())) if column in rows else []
+        if len(values) > 1:
+            raise InputError(
+                f"table: {len(values)} values of {column} ({', '.join(values)}); losses on different text do not "
+                f"compare: keep the rows of one {column}"
+            )
+
+
+def _refuse_unusable_numbers(finished: pandas.DataFrame) -> None:
+    """Finished runs have a positive, finite loss and compute; anything else is an error in the table."""
+    for column in ("loss", "flops"):
+        numbers = pandas.to_numeric(finished[column], errors="coerce").to_numpy(dtype=np.float64)
+        bad = np.flatnonzero(~(np.isfinite(numbers) & (numbers > 0)))
+        if len(bad):
+            row = finished.iloc[int(bad[0])]
+            raise InputError(
+                f"table: {row['arm']} {row['size']} seed {row['seed']}: finished with {column} {row[column]}; "
+                f"a positive, finite {column} is needed, or a status that says why there is none"
+            )
+
+
+def _excluded(row: pandas.Series) -> Excluded:
+    reason = row.get("reason")
+    text = str(reason) if isinstance(reason, str) and reason else "no reason recorded"
+    return Excluded(str(row["arm"]), str(row["size"]), int(row["seed"]), str(row["status"]), text)
+
+
+def _points(rows: pandas.DataFrame) -> tuple[Point, ...]:
+    columns = (rows[name] for name in ("size", "seed", "flops", "loss"))
+    points = [
+        Point(str(size), int(seed), float(flops), float(loss)) for size, seed, flops, loss in zip(*columns, strict=True)
+    ]
+    return tuple(sorted(points, key=lambda point: (point.compute, point.seed)))
+
+
+def _levels(rows: pandas.DataFrame) -> dict[str, dict[str, str]]:
+    """Level of every component per arm, from the text columns that records do not have by themselves."""
+    names = [str(column) for column in rows if column not in COLUMNS]
+    own = [name for name in names if not name.startswith(("loss:", "bits_per_byte:"))]
+    per_arm = rows.groupby("arm", sort=False)
+    constant = [column for column in own if (per_arm[column].nunique(dropna=False) == 1).all()]
+    components = [column for column in constant if rows[column].map(lambda value: isinstance(value, str)).all()]
+    first = per_arm[components].first() if components else pandas.DataFrame(index=pandas.Index(rows["arm"].unique()))
+    return {str(arm): {str(name): str(level) for name, level in row.items()} for arm, row in first.iterrows()}

@@ -1,0 +1,225 @@
+"""How noisy are the losses, and what would the curves have been with other seeds?
+
+The noise model (statistics.md, section 4): ln L = curve + shared + own, where `shared` belongs to a (size, seed) and is
+common to the arms that ran it (same data order), `own` is the run's. Both variances come from the spread over seeds, or
+from the residuals about the curves where no cell has two seeds. `Noise.draw` re-draws every point, jointly over arms so
+that pairing carries over to any comparison of arms; `refit` fits all draws at once. Each draw also re-draws the
+variances from their degrees of freedom, which widens intervals the way Student's t does. With few degrees of freedom
+the parameters' own intervals come out wide (98 percent instead of 95), those of multipliers keep their level.
+
+Not modelled: noise that changes with size, and a curve of the wrong shape (`lack_of_fit` tells, the interval does not).
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import linalg, stats
+
+from k3ablate.fits.forms import Array, Form, form_named
+from k3ablate.fits.minimise import grid_starts, huber, minimise, scale
+from k3ablate.fits.solve import Fit, Interval
+
+NUM_DRAWS = 1000
+NUM_STARTS_PER_DRAW = 3
+TAIL = 0.025
+LACK_OF_FIT_LEVEL = 0.01
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Variances of ln L with their degrees of freedom. `pooled_sd`: deviation between seeds of one arm and size."""
+
+    source: Literal["seeds", "residuals"]
+    pooled_sd: float
+    degrees_of_freedom: int
+    own_square: float  # mean square of what is not shared
+    own_degrees: int
+    shared_square: float  # mean square of what is shared over (size, seed); its expectation mixes both variances
+    shared_degrees: int
+    shared_weight: float  # the shared variance's factor in the shared sum of squares
+
+    @property
+    def shared_share(self) -> float:
+        """Part of the variance that arms with the same size and seed have in common, 0 to 1."""
+        own, shared = self._variances(self.own_square, self.shared_square)
+        return float(shared / (own + shared)) if own + shared > 0 else 0.0
+
+    @property
+    def method(self) -> str:
+        """One phrase that says how intervals were made from this noise."""
+        kind = "spread over seeds" if self.source == "seeds" else "residuals about the curves (one seed per point)"
+        return f"parametric bootstrap, noise from {kind}, {self.degrees_of_freedom} degrees of freedom"
+
+    def draw(self, keys: Sequence[Hashable], num_draws: int, generator: np.random.Generator) -> Array:
+        """Noise [draws, N] in ln L; points with equal keys (size, seed) share a part."""
+        own_square_D = self.own_square * _scaled_inverse(self.own_degrees, num_draws, generator)
+        shared_square_D = self.shared_square * _scaled_inverse(self.shared_degrees, num_draws, generator)
+        own_D, shared_D = self._variances(own_square_D, shared_square_D)
+        index_N, num_keys = _indexed(keys)
+        own_DN = generator.standard_normal((num_draws, len(keys)))
+        shared_DK = generator.standard_normal((num_draws, num_keys))
+        noise_DN: Array = own_DN * np.sqrt(own_D)[:, None] + shared_DK[:, index_N] * np.sqrt(shared_D)[:, None]
+        return noise_DN
+
+    def _variances(self, own_square: Array | float, shared_square: Array | float) -> tuple[Array, Array]:
+        if not self.shared_degrees:
+            return np.asarray(own_square), np.zeros_like(own_square)
+        shared = self.shared_degrees * (shared_square - np.asarray(own_square)) / self.shared_weight
+        return np.asarray(own_square), np.maximum(shared, 0.0)
+
+
+def seed_noise(cells: Sequence[Hashable], keys: Sequence[Hashable], log_loss_N: Array) -> Noise | None:
+    """Noise from replicates: `cells` are (arm, size), `keys` (size, seed). None where no cell has two seeds."""
+    index_N, num_cells = _indexed(cells)
+    if len(cells) == num_cells:
+        return None
+    return _components(log_loss_N, np.eye(num_cells)[index_N], keys, "seeds")
+
+
+def residual_noise(fits: Mapping[str, Fit], compute: Mapping[str, Array], loss: Mapping[str, Array],
+                   keys: Sequence[Hashable]) -> Noise:  # fmt: skip
+    """Noise from what the curves leave over; `keys` run over the arms in the order of `fits`."""
+    residual_N = np.concatenate([np.log(loss[arm]) - np.log(fits[arm].predict(compute[arm])) for arm in fits])
+    blocks = [jacobian(fits[arm], compute[arm]) for arm in fits]
+    fixed_NP = linalg.block_diag(*blocks)
+    return _components(residual_N, fixed_NP, keys, "residuals")
+
+
+def jacobian(fit: Fit, compute_N: Array) -> Array:
+    """Derivative [N, P] of ln L by the scaled parameters at the fit (its column space is all that is used)."""
+    form = form_named(fit.form)
+    centre = float(np.log(compute_N).mean())
+    _, jacobian_SNP = form.log_prediction(scaled_values(fit, centre, 0.0), np.log(compute_N)[:, None] - centre)
+    return np.asarray(jacobian_SNP[0], dtype=np.float64)
+
+
+def scaled_values(fit: Fit, centre: float, log_scale: float) -> Array:
+    """The fit's parameters [1, P] as the solver holds them, for data with that centre and loss scale."""
+    form = form_named(fit.form)
+    exponents = np.array([[fit.values[name] for name in form.exponents]])
+    coefficients = [
+        fit.values[term.coefficient]
+        * np.exp(-log_scale - (fit.values[term.exponent] * centre if term.exponent else 0.0))
+        for term in form.terms
+    ]
+    return form.scaled(np.array([coefficients]), exponents)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Parameters of one arm's curve in every bootstrap draw: name -> values [draws]."""
+
+    form: str
+    values: Mapping[str, Array]
+
+    def log_compute_at(self, loss: float) -> Array:
+        """ln of the compute [draws] at which each drawn curve reaches `loss`; infinite where it never does."""
+        return form_named(self.form).log_compute_at(self.values, loss)
+
+    def predict(self, compute_N: Array) -> Array:
+        """Loss [draws, N] of each drawn curve."""
+        columns = {name: value_D[:, None] for name, value_D in self.values.items()}
+        parts = [
+            columns[term.coefficient] * (compute_N ** -columns[term.exponent] if term.exponent else 1.0)
+            for term in form_named(self.form).terms
+        ]
+        return np.asarray(sum(parts), dtype=np.float64)
+
+    def intervals(self) -> dict[str, Interval]:
+        """95 percent percentile interval of each parameter."""
+        return {name: percentile_interval(value_D) for name, value_D in self.values.items()}
+
+
+def refit(fit: Fit, compute_N: Array, noise_DN: Array) -> Draws:
+    """The curve of `fit` with other noise on every point, fitted again for each draw, all draws at once."""
+    form = form_named(fit.form)
+    data = scale(np.log(compute_N)[:, None], np.log(fit.predict(compute_N)) + noise_DN)
+    starts_DSP = _starts(form, fit, data.y_SN, data.x_NV, data.centre_V, data.log_scale)
+    num_draws, num_starts, num_parameters = starts_DSP.shape
+    y_SN = np.repeat(data.y_SN, num_starts, axis=0)
+    theta_SP, objective_S = minimise(form, y_SN, data.x_NV, starts_DSP.reshape(-1, num_parameters), fit.delta)
+    best_D = objective_S.reshape(num_draws, num_starts).argmin(axis=1)
+    theta_DP = theta_SP.reshape(num_draws, num_starts, num_parameters)[np.arange(num_draws), best_D]
+    return Draws(form.name, form.natural(theta_DP, data.centre_V, data.log_scale))
+
+
+def percentile_interval(values_D: Array) -> Interval:
+    """The middle 95 percent of the draws; its ends are drawn values, so that infinite ones stay infinite."""
+    low = np.quantile(values_D, TAIL, method="lower")
+    high = np.quantile(values_D, 1 - TAIL, method="higher")
+    return Interval(float(low), float(high))
+
+
+def lack_of_fit(fit: Fit, compute_N: Array, loss_N: Array, noise: Noise) -> str | None:
+    """A warning where the points lie further from the curve than seeds explain (F test at 1 percent), else None."""
+    if noise.source != "seeds" or noise.pooled_sd == 0:
+        return None
+    residual_N = np.log(loss_N) - np.log(fit.predict(compute_N))
+    index_N, num_cells = _indexed([float(value) for value in compute_N])
+    counts_C = np.bincount(index_N)
+    means_C = np.bincount(index_N, weights=residual_N) / counts_C
+    degrees = num_cells - len(fit.values)
+    if degrees < 1:
+        return None
+    ratio = float((counts_C * means_C**2).sum()) / degrees / noise.pooled_sd**2
+    if stats.f.sf(ratio, degrees, noise.degrees_of_freedom) > LACK_OF_FIT_LEVEL:
+        return None
+    return f"sizes lie {np.sqrt(ratio):.1f} times further from the {fit.form} curve than seeds explain"
+
+
+def _components(
+    values_N: Array, fixed_NP: Array, keys: Sequence[Hashable], source: Literal["seeds", "residuals"]
+) -> Noise:
+    """Variance components by Henderson's method 3 (Biometrics 9, 1953): shared effects fitted after the fixed part."""
+    index_N, num_keys = _indexed(keys)
+    basis_NP = _orthonormal(fixed_NP)
+    left_N = values_N - basis_NP @ (basis_NP.T @ values_N)
+    shared_NK = np.eye(num_keys)[index_N]
+    shared_NK -= basis_NP @ (basis_NP.T @ shared_NK)
+    shared_basis_NR = _orthonormal(shared_NK)
+    total, degrees = float(left_N @ left_N), len(values_N) - basis_NP.shape[1]
+    assert degrees > 0, "fits with more points than parameters leave degrees of freedom"
+    shared_degrees = shared_basis_NR.shape[1]
+    own_degrees = degrees - shared_degrees
+    pooled_sd = float(np.sqrt(total / degrees))
+    if own_degrees == 0 or shared_degrees == 0:  # no two arms share a size and seed: pairing cannot be seen
+        return Noise(source, pooled_sd, degrees, total / degrees, degrees, 0.0, 0, 1.0)
+    shared = float(np.sum((shared_basis_NR.T @ left_N) ** 2))
+    own_square = max(total - shared, 0.0) / own_degrees
+    weight = float(np.sum(shared_NK**2))
+    return Noise(source, pooled_sd, degrees, own_square, own_degrees, shared / shared_degrees, shared_degrees, weight)
+
+
+def _starts(form: Form, fit: Fit, y_DN: Array, x_NV: Array, centre_V: Array, log_scale: float) -> Array:
+    """Starts [D, S, P] of each draw: the fitted curve, and the best points of the exponent grid."""
+    fitted_P = scaled_values(fit, float(centre_V[0]), log_scale)
+    if len(form.terms) == 1:  # linear in the scaled parameters, so that there is one minimum
+        return np.broadcast_to(fitted_P, (len(y_DN), 1, len(form.parameters)))
+    grid_DGP = grid_starts(form, scale(x_NV, y_DN))
+    num_draws, num_grid, num_parameters = grid_DGP.shape
+    prediction_SN = form.log_prediction(grid_DGP.reshape(-1, num_parameters), x_NV)[0]
+    residual_DGN = y_DN[:, None] - prediction_SN.reshape(num_draws, num_grid, -1)
+    objective_DG = huber(residual_DGN, fit.delta).sum(axis=-1)
+    chosen_DS = np.argsort(objective_DG, axis=1)[:, : NUM_STARTS_PER_DRAW - 1]
+    best_DSP = np.take_along_axis(grid_DGP, chosen_DS[..., None], axis=1)
+    return np.concatenate([np.broadcast_to(fitted_P, (num_draws, 1, num_parameters)), best_DSP], axis=1)
+
+
+def _scaled_inverse(degrees: int, num_draws: int, generator: np.random.Generator) -> Array:
+    """degrees / chi-square(degrees): what turns normal into t intervals; ones where nothing was estimated."""
+    return degrees / generator.chisquare(degrees, num_draws) if degrees else np.ones(num_draws)
+
+
+def _orthonormal(matrix_NP: Array) -> Array:
+    """An orthonormal basis of the columns' span."""
+    left_NR, singular_R, _ = np.linalg.svd(matrix_NP, full_matrices=False)
+    return left_NR[:, singular_R > 1e-9 * max(1.0, singular_R.max(initial=0.0))]
+
+
+def _indexed(labels: Sequence[Hashable]) -> tuple[NDArray[np.intp], int]:
+    """Position of each label among the distinct ones, in order of appearance, and how many there are."""
+    positions = {label: index for index, label in enumerate(dict.fromkeys(labels))}
+    return np.array([positions[label] for label in labels], dtype=np.intp), len(positions)

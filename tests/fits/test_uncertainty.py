@@ -1,0 +1,156 @@
+"""Variance components with known answers, and intervals that cover as often as they say."""
+
+import numpy as np
+import pytest
+
+from k3ablate.fits.forms import POWER
+from k3ablate.fits.solve import LEAST_SQUARES, fit
+from k3ablate.fits.uncertainty import lack_of_fit, percentile_interval, refit, residual_noise, seed_noise
+
+TRUE = {"A": 2.3, "a": 0.055}
+SIZES = np.geomspace(1, 100, 4)
+ARMS = ("baseline", "arm")
+
+
+def labels(num_seeds: int) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    keys = [(size, seed) for size in range(len(SIZES)) for seed in range(num_seeds)]
+    return np.repeat(SIZES, num_seeds), keys
+
+
+def test_pooled_deviation_and_components_of_a_balanced_table() -> None:
+    """Two arms, two sizes, two seeds by hand: the two-way analysis of variance within sizes."""
+    cells = [(arm, size) for arm in "ab" for size in (0, 0, 1, 1)]
+    keys = [(size, seed) for _ in "ab" for size in (0, 1) for seed in (0, 1)]
+    log_loss = np.array([0.0, 4.0, 0.0, 2.0, 1.0, 3.0, 5.0, 9.0])
+    noise = seed_noise(cells, keys, log_loss)
+    assert noise is not None
+    # differences between seeds: 4, 2 in one arm and 2, 4 in the other; within-cell squares 8 + 2 + 2 + 8 on 4 degrees
+    assert noise.degrees_of_freedom == 4
+    assert noise.pooled_sd == pytest.approx(np.sqrt(20 / 4))
+    # per size: half the squared mean difference times two arms is shared (18 in all), the rest (2) is own
+    assert (noise.shared_degrees, noise.own_degrees) == (2, 2)
+    assert noise.shared_square == pytest.approx(18 / 2)
+    assert noise.own_square == pytest.approx(2 / 2)
+    assert noise.shared_share == pytest.approx(4 / (4 + 1))  # (9 - 1) / 2 arms against 1
+
+
+def test_no_replicates_no_seed_noise() -> None:
+    assert seed_noise([("a", 0), ("a", 1)], [(0, 0), (1, 0)], np.zeros(2)) is None
+
+
+def test_other_seeds_are_not_paired() -> None:
+    cells = [("a", 0)] * 2 + [("b", 0)] * 2
+    noise = seed_noise(cells, [(0, 0), (0, 1), (0, 2), (0, 3)], np.array([0.0, 2.0, 0.0, 4.0]))
+    assert noise is not None
+    assert noise.shared_share == 0.0
+    assert noise.pooled_sd == pytest.approx(np.sqrt((2 + 8) / 2))
+
+
+def test_missing_runs_leave_the_rest_usable() -> None:
+    cells = [("a", 0), ("a", 0), ("b", 0), ("a", 1), ("b", 1), ("b", 1)]
+    keys = [(0, 0), (0, 1), (0, 0), (1, 0), (1, 0), (1, 1)]
+    noise = seed_noise(cells, keys, np.array([0.0, 2.0, 7.0, 1.0, 3.0, 5.0]))
+    assert noise is not None
+    assert noise.degrees_of_freedom == 2
+    assert noise.pooled_sd == pytest.approx(np.sqrt(2))
+
+
+def test_drawn_noise_has_the_deviation_and_the_pairing_it_was_made_from() -> None:
+    generator = np.random.default_rng(0)
+    compute, keys = labels(40)
+    shared = 0.003 * generator.standard_normal(len(compute))
+    log_loss = np.concatenate([shared + 0.002 * generator.standard_normal(len(compute)) for _ in ARMS])
+    noise = seed_noise([(arm, key[0]) for arm in ARMS for key in keys], keys * 2, log_loss)
+    assert noise is not None
+    drawn = noise.draw(keys * 2, 4000, generator)
+    first, second = drawn[:, 0], drawn[:, len(keys)]
+    assert first.std() == pytest.approx(np.hypot(0.003, 0.002), rel=0.15)
+    assert np.corrcoef(first, second)[0, 1] == pytest.approx(9 / 13, abs=0.12)
+    assert abs(np.corrcoef(first, drawn[:, 1])[0, 1]) < 0.1
+
+
+def test_residual_noise_counts_parameters_and_says_so() -> None:
+    generator = np.random.default_rng(1)
+    loss = {"a": POWER.predict(TRUE, SIZES) * np.exp(0.01 * generator.standard_normal(4))}
+    fits = {"a": fit(SIZES, loss["a"], "power", LEAST_SQUARES)}
+    noise = residual_noise(fits, {"a": SIZES}, loss, [(size, 0) for size in range(4)])
+    left = np.log(loss["a"]) - np.log(fits["a"].predict(SIZES))
+    assert noise.degrees_of_freedom == 2
+    assert noise.pooled_sd == pytest.approx(np.sqrt((left**2).sum() / 2), rel=1e-6)
+    assert "one seed per point" in noise.method
+
+
+def test_bootstrap_deviation_equals_the_textbook_one() -> None:
+    """Least squares on ln L is linear regression, whose slope has deviation sd / sqrt(sum of squares of x)."""
+    compute, _ = labels(2)
+    fitted = fit(compute, POWER.predict(TRUE, compute), "power", LEAST_SQUARES)
+    drawn = refit(fitted, compute, 0.004 * np.random.default_rng(2).standard_normal((3000, len(compute))))
+    x = np.log(compute) - np.log(compute).mean()
+    assert drawn.values["a"].std() == pytest.approx(0.004 / np.sqrt((x**2).sum()), rel=0.05)
+    assert drawn.values["a"].mean() == pytest.approx(TRUE["a"], abs=5e-5)
+
+
+def test_refits_of_noiseless_draws_return_the_curve() -> None:
+    loss = 1.4 + 0.9 * np.geomspace(1, 100, 6) ** -0.16
+    fitted = fit(np.geomspace(1, 100, 6), loss, "power_floor")
+    drawn = refit(fitted, np.geomspace(1, 100, 6), np.zeros((5, 6)))
+    for name, value in fitted.values.items():
+        np.testing.assert_allclose(drawn.values[name], value, rtol=1e-4)
+
+
+def coverage(num_tables: int, num_seeds: int, delta: float, shared: float) -> tuple[float, float]:
+    """How often the interval of the exponent (one arm alone) and of the multiplier 1.3 (two arms) hold the truth."""
+    generator = np.random.default_rng(11)
+    compute, keys = labels(num_seeds)
+    hits = np.zeros(2)
+    for _ in range(num_tables):
+        common = 0.004 * np.sqrt(shared) * generator.standard_normal(len(compute))
+        own = 0.004 * np.sqrt(1 - shared) * generator.standard_normal((2, len(compute)))
+        loss = {arm: POWER.predict(TRUE, compute * factor) * np.exp(common + own[index])
+                for index, (arm, factor) in enumerate(zip(ARMS, (1.0, 1.3), strict=True))}  # fmt: skip
+        fits = {arm: fit(compute, loss[arm], "power", delta) for arm in ARMS}
+        hits += _covers(fits, compute, keys, loss, generator)
+    exponent, multiplier = hits / num_tables
+    return float(exponent), float(multiplier)
+
+
+def _covers(fits, compute, keys, loss, generator) -> np.ndarray:  # type: ignore[no-untyped-def]
+    def noise_of(arms):  # type: ignore[no-untyped-def]
+        cells = [(arm, key[0]) for arm in arms for key in keys]
+        log_loss = np.log(np.concatenate([loss[arm] for arm in arms]))
+        some = {arm: fits[arm] for arm in arms}
+        found = seed_noise(cells, keys * len(arms), log_loss)
+        return found or residual_noise(some, dict.fromkeys(arms, compute), loss, keys * len(arms))
+
+    alone = refit(fits["arm"], compute, noise_of(["arm"]).draw(keys, 250, generator))
+    both = np.split(noise_of(ARMS).draw(keys * 2, 250, generator), 2, axis=1)
+    drawn = {arm: refit(fits[arm], compute, part) for arm, part in zip(ARMS, both, strict=True)}
+    at_loss = float(POWER.predict(TRUE, 60.0))
+    ratio = drawn["baseline"].log_compute_at(at_loss) - drawn["arm"].log_compute_at(at_loss)
+    return np.array([alone.intervals()["a"].contains(TRUE["a"]), percentile_interval(ratio).contains(np.log(1.3))])
+
+
+@pytest.mark.parametrize(("num_seeds", "shared"), [(3, 0.6), (1, 0.6)])
+def test_intervals_cover_as_often_as_they_say(num_seeds: int, shared: float) -> None:
+    exponent, multiplier = coverage(300, num_seeds, LEAST_SQUARES, shared)
+    assert 0.93 <= exponent <= 0.97
+    assert 0.93 <= multiplier <= 0.97
+
+
+@pytest.mark.slow
+def test_intervals_of_the_robust_fit_cover() -> None:
+    exponent, multiplier = coverage(200, 3, 1e-3, 0.6)
+    assert 0.93 <= exponent <= 0.97
+    assert 0.93 <= multiplier <= 0.97
+
+
+def test_lack_of_fit_is_told_from_noise() -> None:
+    compute, keys = labels(3)
+    straight = POWER.predict(TRUE, compute) * np.exp(np.tile([-0.002, 0.0, 0.002], 4))
+    bent = straight * np.exp(0.01 * (np.log(compute) - np.log(compute).mean()) ** 2)
+    noise = seed_noise([("a", key[0]) for key in keys], keys, np.log(straight))
+    assert noise is not None
+    assert lack_of_fit(fit(compute, straight, "power"), compute, straight, noise) is None
+    message = lack_of_fit(fit(compute, bent, "power"), compute, bent, noise)
+    assert message is not None
+    assert "further from the power curve than seeds explain" in message
