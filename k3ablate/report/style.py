@@ -1,0 +1,61 @@
+"""How do numbers and arms look, everywhere the same?
+
+Colours of Okabe and Ito (Color Universal Design, 2008), which stay apart with any colour blindness, and one marker and
+dash per arm, which stay apart in grey. Number formats keep a value and its interval together. Nothing is drawn here.
+"""
+
+import math
+from dataclasses import dataclass
+
+from k3ablate.fits.solve import Interval
+
+FLOPS_PER_PFLOP_DAY = 8.64e19  # 1e15 FLOP/s for 86400 s
+FIGURE_SIZE = (7.0, 4.8)  # inches
+DOTS_PER_INCH = 160
+
+# The baseline is always black; bright yellow is left out, it vanishes on white.
+COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
+
+
+@dataclass(frozen=True)
+class ArmStyle:
+    """Colour and marker of one arm."""
+
+    colour: str
+    marker: str
+
+
+def arm_style(index: int) -> ArmStyle:
+    """Style of the arm at `index`, the baseline being 0; 7 colours and 10 markers give 70 pairs before any repeats."""
+    return ArmStyle(COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)])
+
+
+def decimal(value: float, digits: int = 3) -> str:
+    """`value` to `digits` significant digits in plain notation where that is short, else as 1.23e+45."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0 or 1e-4 <= abs(value) < 1e6:
+        places = max(0, digits - 1 - (math.floor(math.log10(abs(value))) if value else 0))
+        return f"{value:.{places}f}"
+    return f"{value:.{digits - 1}e}"
+
+
+def factor(value: float) -> str:
+    """A multiplier: two decimals, three digits above ten."""
+    return f"{value:.2f}" if value < 10 else decimal(value)
+
+
+def factor_range(interval: Interval) -> str:
+    """The 95 percent interval of a multiplier."""
+    return f"{factor(interval.low)} to {factor(interval.high)}"
+
+
+def loss_text(value: float) -> str:
+    """A loss in nats per token, four decimals: below the noise of any seed."""
+    return f"{value:.4f}"
+
+
+def pflop_days(flops: float) -> float:
+    """PFLOP/s-days of training FLOPs."""
+    return flops / FLOPS_PER_PFLOP_DAY

@@ -1,0 +1,260 @@
+"""What does the published table say, in Markdown, CSV and on a terminal?
+
+One row per arm, then the notes that belong to the numbers, every run that was left out with its reason, and one line of
+provenance that is handed in. The same analysis gives the same bytes: no date stands here unless it is handed in.
+`rows` holds the numbers at full precision; the writers only choose how to show them. Nothing is computed here.
+"""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from k3ablate.fits.analysis import Analysis, ArmAnalysis
+from k3ablate.fits.multiplier import Multiplier
+from k3ablate.fits.observations import Excluded
+from k3ablate.fits.solve import Fit
+from k3ablate.report.style import decimal, factor, factor_range, loss_text
+
+TERMINAL_WIDTH = 118
+WIDE_INTERVAL = 1.2  # upper end over lower end
+NOTHING = "-"
+HEADINGS = (
+    "arm", "changes", "runs", "loss at largest size", "multiplier (95 %)", "read at loss", "range", "paired (95 %)",
+    "curve",
+)  # fmt: skip
+TERMINAL_HEADINGS = HEADINGS[:-1]
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Where the numbers come from; `date` only where the caller wants one in the bytes."""
+
+    experiment: str
+    experiment_digest: str
+    corpus: str
+    flops_convention: str
+    code_version: str
+    command: str
+    date: str | None = None
+
+    def line(self) -> str:
+        """All of it on one line."""
+        parts = [
+            f"experiment {self.experiment} ({self.experiment_digest})",
+            f"corpus {self.corpus}",
+            f"FLOPs: {self.flops_convention}",
+            f"code {self.code_version}",
+            f"command: {self.command}",
+        ]
+        return "; ".join([*parts, self.date] if self.date else parts)
+
+
+def render_markdown(analysis: Analysis, provenance: Provenance) -> str:
+    """The table, its notes and the excluded runs as GitHub-flavoured Markdown."""
+    body = [_cells(analysis, arm) for arm in analysis.arms]
+    lines = [*_markdown_table(HEADINGS, body), ""]
+    lines += [f"- {_escaped(note)}" for note in notes(analysis)]
+    lines += ["", f"**{_excluded_title(analysis)}**"]
+    if analysis.excluded:
+        lines += ["", *_markdown_table(("arm", "size", "seed", "status", "reason"), excluded_cells(analysis.excluded))]
+    lines += ["", f"Provenance: {_escaped(provenance.line())}", ""]
+    return "\n".join(lines)
+
+
+def render_csv(analysis: Analysis, provenance: Provenance) -> str:
+    """One row per arm with every number at full precision; excluded runs and provenance stand in columns."""
+    rows = [_csv_row(analysis, arm) | {"provenance": provenance.line()} for arm in analysis.arms]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def render_text(analysis: Analysis, provenance: Provenance, width: int = TERMINAL_WIDTH) -> str:
+    """The same for a terminal of `width` columns, without colours or control codes."""
+    table = Table(width=width)
+    for heading in TERMINAL_HEADINGS:
+        table.add_column(heading, overflow="fold")
+    for arm in analysis.arms:
+        table.add_row(*(Text(cell) for cell in _cells(analysis, arm)[: len(TERMINAL_HEADINGS)]))
+    lines = [f"- {note}" for note in notes(analysis)]
+    lines += [f"- curve of {arm.arm}: {_curve(analysis, arm)}" for arm in analysis.arms]
+    lines += [_excluded_title(analysis)]
+    lines += [
+        f"- {' '.join(cells[:2])} seed {cells[2]}: {cells[3]}: {cells[4]}"
+        for cells in excluded_cells(analysis.excluded)
+    ]
+    lines += [f"Provenance: {provenance.line()}"]
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=width, color_system=None, force_terminal=False, emoji=False, highlight=False)
+    console.print(table)
+    for line in lines:
+        console.print(Text(line))
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
+
+
+def write_tables(analysis: Analysis, provenance: Provenance, stem: Path) -> tuple[Path, Path]:
+    """Write `<stem>.md` and `<stem>.csv`; both are the same bytes for the same analysis."""
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    markdown, comma = stem.with_name(stem.name + ".md"), stem.with_name(stem.name + ".csv")
+    markdown.write_text(render_markdown(analysis, provenance), encoding="utf-8", newline="\n")
+    comma.write_text(render_csv(analysis, provenance), encoding="utf-8", newline="\n")
+    return markdown, comma
+
+
+def notes(analysis: Analysis) -> tuple[str, ...]:
+    """What must be read beside the numbers, shared by every output."""
+    found = [
+        f"multiplier: compute that {analysis.baseline} needs for the same loss, over the arm's; above 1 is a gain",
+        f"curves: {analysis.form_reason}",
+    ]
+    noise = analysis.noise.get(analysis.form or "")
+    if noise is not None:
+        found.append(
+            f"intervals: {noise.method}; deviation of ln L {noise.pooled_sd:.2g}, "
+            f"{noise.shared_share:.0%} of its square common to arms of the same size and seed; "
+            f"{analysis.num_draws} draws"
+        )
+    widest = _widest(analysis)
+    if widest is not None:
+        found.append(
+            f"intervals are wide at this scale: {widest} (a table says so where an upper end is more than "
+            f"{WIDE_INTERVAL} times its lower end); more sizes and seeds narrow them"
+        )
+    found += analysis.warnings
+    for arm in analysis.arms:
+        found += [f"{arm.arm}: {text}" for text in _arm_notes(analysis, arm)]
+    return tuple(found)
+
+
+def excluded_cells(excluded: Sequence[Excluded]) -> list[tuple[str, ...]]:
+    """Cells of the listing of runs that are in no fit."""
+    return [(run.arm, run.size, str(run.seed), run.status, run.reason) for run in excluded]
+
+
+def _arm_notes(analysis: Analysis, arm: ArmAnalysis) -> list[str]:
+    if arm.multiplier is not None:
+        unreached = arm.multiplier.unreachable_share
+        share = [f"in {unreached:.1%} of the draws a curve never reaches this loss"] if unreached else []
+        return [*arm.multiplier.warnings, *share]
+    fitted = arm.fits.get(analysis.form or "")
+    if arm.arm == analysis.baseline:
+        return list(fitted.warnings) if fitted else []
+    return [f"no multiplier: {arm.no_multiplier}"]
+
+
+def _widest(analysis: Analysis) -> str | None:
+    read = [(arm.arm, arm.multiplier) for arm in analysis.arms if arm.multiplier is not None]
+    wide = [(name, found) for name, found in read if found.interval.high > WIDE_INTERVAL * found.interval.low]
+    if not wide:
+        return None
+    name, found = max(wide, key=lambda pair: pair[1].interval.high / max(pair[1].interval.low, 1e-300))
+    return f"{name} lies between {factor_range(found.interval).replace(' to ', ' and ')}"
+
+
+def _cells(analysis: Analysis, arm: ArmAnalysis) -> tuple[str, ...]:
+    """One row as text, in the order of HEADINGS."""
+    found = arm.multiplier
+    return (
+        arm.arm,
+        _changes(analysis, arm),
+        str(len(arm.points)),
+        _largest(arm),
+        _multiplier(analysis, arm),
+        loss_text(found.loss) if found else NOTHING,
+        _range(found) if found else NOTHING,
+        f"{factor(arm.paired.value)} ({factor_range(arm.paired.interval)})" if arm.paired else NOTHING,
+        _curve(analysis, arm),
+    )
+
+
+def _changes(analysis: Analysis, arm: ArmAnalysis) -> str:
+    if arm.arm == analysis.baseline:
+        return "baseline"
+    if analysis.is_repeat_of_baseline(arm):
+        return "none (A/A)"
+    return ", ".join(f"{component}={level}" for component, level in arm.changed.items()) or NOTHING
+
+
+def _largest(arm: ArmAnalysis) -> str:
+    if arm.largest is None:
+        return NOTHING
+    spread = f" ± {loss_text(arm.largest.seed_sd)}" if arm.largest.num_seeds > 1 else ""
+    return f"{loss_text(arm.largest.loss)}{spread} ({arm.largest.size})"
+
+
+def _multiplier(analysis: Analysis, arm: ArmAnalysis) -> str:
+    if arm.arm == analysis.baseline:
+        return "1"
+    return f"{factor(arm.multiplier.value)} ({factor_range(arm.multiplier.interval)})" if arm.multiplier else "none"
+
+
+def _range(found: Multiplier) -> str:
+    return "measured" if found.measured else f"extrapolated {factor(found.beyond)}x"
+
+
+def _shown_fit(analysis: Analysis, arm: ArmAnalysis) -> Fit | None:
+    return arm.fits.get(analysis.form) if analysis.form else None
+
+
+def _curve(analysis: Analysis, arm: ArmAnalysis) -> str:
+    """Form and parameters with their intervals."""
+    fitted = _shown_fit(analysis, arm)
+    if fitted is None:
+        return f"none: {arm.no_fit.get(analysis.form or '', analysis.form_reason)}"
+    parameters = [
+        f"{name} {decimal(value)} ({decimal(fitted.intervals[name].low)} to {decimal(fitted.intervals[name].high)})"
+        for name, value in fitted.values.items()
+    ]
+    return f"{fitted.form}: {', '.join(parameters)}"
+
+
+def _excluded_title(analysis: Analysis) -> str:
+    count = len(analysis.excluded)
+    return f"Runs in no fit: {count}" if count else "Runs in no fit: none"
+
+
+def _csv_row(analysis: Analysis, arm: ArmAnalysis) -> dict[str, object]:
+    """Numbers at full precision; empty where there is none."""
+    found, paired, largest, fitted = arm.multiplier, arm.paired, arm.largest, _shown_fit(analysis, arm)
+    left_out = [run for run in analysis.excluded if run.arm == arm.arm]
+    return {
+        "arm": arm.arm,
+        "changes": _changes(analysis, arm),
+        "runs": len(arm.points),
+        "largest_size": largest.size if largest else "",
+        "loss": largest.loss if largest else "",
+        "loss_seed_sd": largest.seed_sd if largest and largest.num_seeds > 1 else "",
+        "multiplier": found.value if found else "",
+        "multiplier_low": found.interval.low if found else "",
+        "multiplier_high": found.interval.high if found else "",
+        "read_at_loss": found.loss if found else "",
+        "range": _range(found) if found else "",
+        "paired": paired.value if paired else "",
+        "paired_low": paired.interval.low if paired else "",
+        "paired_high": paired.interval.high if paired else "",
+        "form": fitted.form if fitted else "",
+        "curve": "; ".join(f"{name}={value!r}" for name, value in fitted.values.items()) if fitted else "",
+        "no_multiplier": arm.no_multiplier,
+        "excluded": "; ".join(f"{run.size} seed {run.seed}: {run.status}: {run.reason}" for run in left_out),
+    }
+
+
+def _markdown_table(headings: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    rows = [headings, ["---"] * len(headings), *([_escaped(cell) for cell in cells] for cells in body)]
+    return [f"| {' | '.join(cells)} |" for cells in rows]
+
+
+def _escaped(text: str) -> str:
+    """Text that Markdown shows as it is: names and reasons come from files and may hold markup."""
+    flat = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    for character in "\\`*_|[]":
+        flat = flat.replace(character, "\\" + character)
+    return flat
