@@ -1,0 +1,94 @@
+"""Which tables are taken, which are refused, and that nothing is dropped in silence."""
+
+from collections.abc import Callable
+
+import numpy as np
+import pandas
+import pytest
+
+from k3ablate.config import InputError
+from k3ablate.fits.observations import check_arm, observations
+
+Tables = Callable[..., pandas.DataFrame]
+
+
+def test_rows_become_points_and_levels(planted_table: Tables) -> None:
+    seen = observations(planted_table())
+    assert list(seen.points) == ["k2", "k3", "kda", "again"]
+    assert [point.size for point in seen.points["k2"]] == ["s0", "s0", "s1", "s1", "s2", "s2"]
+    assert seen.levels["k3"] == {"attention": "kda", "residual": "block"}
+    assert seen.excluded == ()
+
+
+def test_unfinished_runs_are_listed_with_their_reasons(planted_table: Tables, diverged: Tables) -> None:
+    table = diverged(planted_table(), 7)
+    table.loc[0, ["status", "reason"]] = ["out_of_time", "stopped after 2 h"]
+    seen = observations(table)
+    assert [(run.arm, run.size, run.status, run.reason) for run in seen.excluded] == [
+        ("k2", "s0", "out_of_time", "stopped after 2 h"),
+        ("k3", "s0", "diverged", "loss above 30 at step 12"),
+    ]
+    assert len(seen.points["k2"]) == len(seen.points["k3"]) == 5
+
+
+def test_anybodys_columns_are_enough() -> None:
+    table = pandas.DataFrame(
+        {"arm": ["a"] * 3, "size": [1, 2, 3], "seed": 0, "loss": [3.0, 2.5, 2.2], "flops": [1, 2, 3]}
+    )
+    seen = observations(table)
+    assert [point.size for point in seen.points["a"]] == ["1", "2", "3"]
+    assert seen.levels == {"a": {}}
+
+
+def test_free_text_columns_are_not_components(planted_table: Tables) -> None:
+    table = planted_table()
+    table["host"] = [f"node{index % 3}" for index in range(len(table))]
+    table["loss:ood"] = 3.0
+    assert set(observations(table).levels["k2"]) == {"attention", "residual"}
+
+
+@pytest.mark.parametrize(
+    ("column", "row", "value", "message"),
+    [
+        ("loss", 3, np.nan, r"k2 s1 seed 1: finished with loss nan; a positive, finite loss is needed"),
+        ("loss", 3, 0.0, r"finished with loss 0.0"),
+        ("loss", 3, -2.0, r"finished with loss -2.0"),
+        ("loss", 3, np.inf, r"finished with loss inf"),
+        ("flops", 0, 0.0, r"k2 s0 seed 0: finished with flops 0.0"),
+        (
+            "digest",
+            1,
+            "k2-0-0",
+            r"digest k2-0-0 stands 2 times \(k2 s0 seed 0 and k2 s0 seed 1\); keep one row per run",
+        ),
+        ("seed", 1, 0, r"arm k2, size s0, seed 0 stands more than once"),
+        ("corpus", 5, "other", r"2 values of corpus \(c0ffee, other\); losses on different text do not compare"),
+        ("validation", 5, "ood", r"2 values of validation \(ood, validation\)"),
+        ("status", 2, "crashed", r"row 2: status 'crashed'; write one of diverged, failed, finished, out_of_time"),
+        ("arm", 4, None, r"row 4: no arm"),
+    ],
+)
+def test_refused_tables(planted_table: Tables, column: str, row: int, value: object, message: str) -> None:
+    table = planted_table()
+    table.loc[row, column] = value  # type: ignore[call-overload]
+    with pytest.raises(InputError, match=message):
+        observations(table)
+
+
+def test_missing_columns_and_rows_are_refused(planted_table: Tables) -> None:
+    table = planted_table()
+    with pytest.raises(InputError, match="no column seed, flops; it has digest, experiment"):
+        observations(table.drop(columns=["seed", "flops"]))
+    with pytest.raises(InputError, match="table: no rows"):
+        observations(table.iloc[:0])
+
+
+def test_a_table_without_a_finished_run_is_refused_with_every_reason(planted_table: Tables) -> None:
+    table = planted_table().iloc[:2].assign(status="diverged", reason="NaN at step 3", loss=np.nan)
+    with pytest.raises(InputError, match=r"no run finished.*k2 s0 seed 0: diverged \(NaN at step 3\); k2 s0 seed 1"):
+        observations(table)
+
+
+def test_unknown_baseline_is_refused_with_the_nearest_arm() -> None:
+    with pytest.raises(InputError, match="no arm 'k22' in the table; did you mean 'k2'"):
+        check_arm("k22", {"k2": 0, "k3": 0})

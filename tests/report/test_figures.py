@@ -1,0 +1,117 @@
+"""What is drawn, read back from the Axes; no pixels are compared."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from matplotlib.axes import Axes
+
+from k3ablate.fits.analysis import Analysis
+from k3ablate.report.figures import highlighted, loss_against_compute, new_figure, save_figure
+from k3ablate.report.style import COLOURS, MARKERS, arm_style, decimal, factor, pflop_days
+
+
+def drawn(analysis: Analysis, highlight: str | None = None) -> Axes:
+    figure, axes = new_figure()
+    returned = loss_against_compute(axes, analysis, highlight)
+    figure.draw_without_rendering()
+    assert returned is axes
+    return axes
+
+
+def test_markers_are_the_runs_and_dashes_the_curves(analysis: Analysis) -> None:
+    lines = {str(line.get_label()): line for line in drawn(analysis).get_lines()}
+    assert len(lines) == 8
+    k2 = analysis.arm("k2")
+    np.testing.assert_array_equal(lines["k2 (baseline)"].get_xdata(), [point.compute for point in k2.points])
+    np.testing.assert_array_equal(lines["k2 (baseline)"].get_ydata(), [point.loss for point in k2.points])
+    curve = lines["_k2"]
+    assert curve.get_linestyle() == "--"
+    x = np.asarray(curve.get_xdata(), dtype=float)
+    np.testing.assert_allclose(np.asarray(curve.get_ydata(), dtype=float), k2.fits["power"].predict(x))
+    assert (x[0], x[-1]) == pytest.approx(k2.fits["power"].x_range)
+
+
+def test_axes_have_scales_units_and_a_twin(analysis: Analysis) -> None:
+    axes = drawn(analysis)
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert axes.get_xlabel() == "training compute (FLOPs)"
+    assert axes.get_ylabel() == "validation loss (nats per token)"
+    (days,) = axes.child_axes
+    assert days.get_xlabel() == "PFLOP/s-days"
+    assert days.get_xlim() == pytest.approx([pflop_days(limit) for limit in axes.get_xlim()])
+    low, high = axes.get_xlim()
+    assert low < 1e13
+    assert high > 1e15
+
+
+def test_arrow_runs_at_equal_loss_and_carries_the_multiplier(analysis: Analysis) -> None:
+    arrow, label = drawn(analysis).texts
+    read = analysis.arm("k3").multiplier
+    assert read is not None
+    assert arrow.xy == (read.baseline_compute, read.loss)  # type: ignore[attr-defined]
+    assert arrow.xyann == (read.arm_compute, read.loss)  # type: ignore[attr-defined]
+    assert label.get_text() == f"{read.value:.2f}× ({read.interval.low:.2f} to {read.interval.high:.2f})"
+
+
+def test_arrow_goes_to_the_arm_asked_for(analysis: Analysis) -> None:
+    assert highlighted(analysis, None) is analysis.arm("k3")
+    assert highlighted(analysis, "kda") is analysis.arm("kda")
+    assert highlighted(analysis, "k2") is None
+
+
+def test_legend_names_every_arm(analysis: Analysis) -> None:
+    legend = drawn(analysis).get_legend()
+    assert legend is not None
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names[0] == "k2 (baseline)"
+    assert [name.split()[0] for name in names] == ["k2", "k3", "kda", "again"]
+
+
+def test_strange_names_keep_their_legend_entry(analyses: Callable[..., Analysis]) -> None:
+    legend = drawn(analyses(renamed={"kda": "_x$y", "again": "n" * 90})).get_legend()
+    assert legend is not None
+    names = [text.get_text().strip() for text in legend.get_texts()]
+    assert names[2].startswith(r"_x\$y")
+    assert names[3].startswith("n" * 37 + "...")
+
+
+def test_one_size_draws_markers_only(analyses: Callable[..., Analysis]) -> None:
+    axes = drawn(analyses(num_sizes=1))
+    assert len(axes.get_lines()) == 4
+    assert len(axes.texts) == 0
+
+
+def test_saved_files_are_the_same_bytes_twice(analysis: Analysis, tmp_path: Path) -> None:
+    def saved(folder: str) -> list[bytes]:
+        figure, axes = new_figure()
+        loss_against_compute(axes, analysis)
+        return [path.read_bytes() for path in save_figure(figure, tmp_path / folder / "loss")]
+
+    before = dict(mpl.rcParams)
+    png, svg = saved("one")
+    assert [png, svg] == saved("two")
+    assert png.startswith(b"\x89PNG")
+    assert b"<dc:date>" not in svg
+    assert dict(mpl.rcParams) == before
+
+
+def test_styles_differ_in_colour_and_in_grey() -> None:
+    styles = [arm_style(index) for index in range(len(COLOURS) * len(MARKERS))]
+    assert len(set(styles)) == len(styles)
+    assert len({style.marker for style in styles[:10]}) == 10
+    assert styles[0].colour == "#000000"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0534, "0.0534"), (2.30851, "2.31"), (123.4, "123"), (0.0, "0.00"), (4.2e21, "4.20e+21"), (float("inf"), "inf")],
+)
+def test_numbers_show_three_digits(value: float, text: str) -> None:
+    assert decimal(value) == text
+
+
+def test_factors_show_two_decimals_below_ten() -> None:
+    assert [factor(value) for value in (0.98, 2.5, 12.34)] == ["0.98", "2.50", "12.3"]
