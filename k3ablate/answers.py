@@ -235,17 +235,44 @@ class CorpusAnswer:
 
 
 @dataclass(frozen=True)
+class ArmResult:
+    """One arm of a report: its loss at the largest size, and its equal-loss multiplier with a 95 percent interval.
+
+    What does not exist is None. `beyond` is the factor by which the reading lies outside the measured range, 1 inside.
+    """
+
+    arm: str
+    num_runs: int
+    largest_size: str | None
+    loss: float | None
+    loss_seed_sd: float | None
+    form: str | None
+    multiplier: float | None
+    multiplier_low: float | None
+    multiplier_high: float | None
+    read_at_loss: float | None
+    beyond: float | None
+    paired: float | None
+    paired_low: float | None
+    paired_high: float | None
+    no_multiplier: str
+
+
+@dataclass(frozen=True)
 class Reported:
-    """`report` and `demo`: the published table and where everything is."""
+    """`report` and `demo`: the published table, number by number, and where everything is."""
 
     experiment: str
-    markdown: str
+    arms: Sequence[ArmResult]
+    notes: Sequence[str]
+    excluded: Sequence[Problem]
+    provenance: str
     files: Sequence[str]
-    results: Tree  # the analysis, number by number
+    table: str  # as it is shown on a terminal
 
     def text(self) -> str:
-        """The table as it is published, then the files."""
-        return "\n".join([self.markdown.rstrip(), "", *self.files])
+        """The table, then the files."""
+        return "\n".join([self.table.rstrip(), "", *self.files])
 
 
 def as_json(answer: Answer) -> str:

@@ -1,0 +1,201 @@
+"""The command line: one short function per command, and what each exit code means.
+
+0 done, 1 the work failed, 2 the input is wrong (one message says where and what to write), 3 interrupted and resumable.
+Answers go to standard output, everything else to standard error. Imports sit inside the functions, so that help is
+there at once.
+"""
+
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+
+import k3ablate
+
+if TYPE_CHECKING:
+    from k3ablate.answers import Answer, Ran
+
+DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 3
+DEMO = "demo"
+DEFAULT_CONTEXT = 4096
+
+app = App(
+    name="k3ablate",
+    help="Train language models from swappable pieces over a ladder of sizes, and split the gain of K3 over K2.\n\n"
+    "EXPERIMENT is a YAML file or the name of one in experiments/. Runs lie in runs/, or where K3ABLATE_RUNS says.",
+    version=k3ablate.__version__,
+    result_action="return_value",
+    suppress_keyboard_interrupt=False,
+)
+data_app = App(name="data", help="Corpora: text cut into tokens once, named by content.")
+app.command(data_app)
+
+Json = Annotated[bool, Parameter(name="--json", negative="", help="The same numbers at full precision, as JSON.")]
+Workers = Annotated[int | None, Parameter(help="Worker processes, one run each at a time; default: one per core.")]
+
+
+@app.command
+def demo(*, workers: Workers = None, json: Json = False) -> int:
+    """The whole path on this machine, in minutes: run, collect and report the experiment `demo`."""
+    code = _run(DEMO, workers)
+    return code or report(DEMO, json=json)
+
+
+@app.command
+def check(experiment: str, *, json: Json = False) -> int:
+    """Read and validate an experiment; show the question and what each arm changes."""
+    from k3ablate import verbs
+
+    return _show(verbs.check(experiment, _root()), json)
+
+
+@app.command
+def plan(experiment: str, *, workers: Workers = None, json: Json = False) -> int:
+    """Rows, parameters, FLOPs, tokens, states and expected hours."""
+    from k3ablate import verbs
+
+    return _show(verbs.plan(experiment, _root(), _workers(workers)), json)
+
+
+@app.command
+def run(experiment: str, *, workers: Workers = None) -> int:
+    """Train on this machine: skips what is finished, goes on where it was interrupted."""
+    return _run(experiment, workers)
+
+
+@app.command
+def status(experiment: str, *, json: Json = False) -> int:
+    """States of the runs by arm and size."""
+    from k3ablate import verbs
+
+    return _show(verbs.status(experiment, _root()), json)
+
+
+@app.command
+def collect(experiment: str, *, json: Json = False) -> int:
+    """Run folders to one table, as CSV and parquet."""
+    from k3ablate import publishing
+
+    return _show(publishing.collect(experiment, _root()), json)
+
+
+@app.command
+def report(experiment: str, *, json: Json = False) -> int:
+    """Collect, fit, and write the table and the figure."""
+    from k3ablate import publishing
+
+    return _show(publishing.report(experiment, _root()), json)
+
+
+@app.command
+def count(model: str, *, context: int = DEFAULT_CONTEXT, json: Json = False) -> int:
+    """Parameters by group, FLOPs per token and links of MODEL: a recipe file, its name, kimi-k2 or kimi-k3."""
+    from k3ablate import verbs
+
+    return _show(verbs.count_model(model, _at_least_one(context, "--context")), json)
+
+
+@data_app.command
+def build(recipe: str, *, json: Json = False) -> int:
+    """Build the corpus of RECIPE, a file or the name of one in recipes/data, if it is not there."""
+    from k3ablate import verbs
+
+    return _show(verbs.build_corpus(recipe, _root(), _say), json)
+
+
+@data_app.command
+def info(recipe: str, *, json: Json = False) -> int:
+    """What the corpus of RECIPE holds."""
+    from k3ablate import verbs
+
+    return _show(verbs.corpus_info(recipe, _root()), json)
+
+
+@app.command
+def doctor(*, json: Json = False) -> int:
+    """What this machine has, and what that allows."""
+    from k3ablate.doctor import examine
+
+    return _show(examine(_root()), json)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command and exit with its code."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `kill` and `timeout` stop as Ctrl-C does
+    sys.exit(_exit_code(arguments))
+
+
+def _exit_code(arguments: list[str] | None) -> int:
+    from k3ablate.config import InputError
+    from k3ablate.jobs import storage
+
+    try:
+        code = app(arguments, exit_on_error=False)
+    except CycloptsError:
+        return WRONG_INPUT  # it has said what is wrong
+    except InputError as error:
+        _say(str(error))
+        return WRONG_INPUT
+    except KeyboardInterrupt:
+        _say("interrupted; the same command goes on from here")
+        return INTERRUPTED
+    except OSError as error:
+        problem = storage.problem(error)
+        if problem is None:
+            raise
+        _say(problem)
+        return WRONG_INPUT
+    return code if isinstance(code, int) else DONE
+
+
+def _run(experiment: str, workers: int | None) -> int:
+    from k3ablate import verbs
+    from k3ablate.jobs.progress import reporter
+
+    ran = verbs.run(experiment, _root(), _workers(workers), reporter(sys.stderr))
+    _say(ran.text())
+    return _code_of(ran)
+
+
+def _code_of(ran: "Ran") -> int:
+    """A diverged run is a result; a failed one is not, and one out of time is not over."""
+    if ran.counts.get("failed"):
+        return FAILED
+    return INTERRUPTED if ran.counts.get("out_of_time") else DONE
+
+
+def _show(answer: "Answer", as_json: bool) -> int:
+    from k3ablate import answers
+
+    print(answers.as_json(answer) if as_json else answer.text())
+    return DONE
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr, flush=True)
+
+
+def _root() -> Path:
+    from k3ablate.jobs.storage import runs_root
+
+    return runs_root()
+
+
+def _workers(workers: int | None) -> int:
+    from k3ablate.jobs.local import default_workers
+
+    return default_workers() if workers is None else _at_least_one(workers, "--workers")
+
+
+def _at_least_one(value: int, option: str) -> int:
+    from k3ablate.config import InputError
+
+    if value < 1:
+        raise InputError(f"{option} {value}: write 1 or more")
+    return value
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""How do records become a table, a fit and a figure? `collect` and `report`, the verbs after the seam.
+
+Everything that is written depends on the plan and the records only, so that the same records give the same bytes.
+The fitting is in `fits`, the looks are in `report`; nothing here trains.
+
+    <root>/results/<experiment>/   runs.csv runs.parquet   one row per run (`collect`)
+                                   table.md table.csv figure.png figure.svg   one row per arm (`report`)
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas
+
+from k3ablate.answers import ArmResult, Collected, Problem, Reported
+from k3ablate.config import InputError
+from k3ablate.experiment import Experiment, load
+from k3ablate.fits.analysis import Analysis, ArmAnalysis, analyse
+from k3ablate.jobs import folders
+from k3ablate.jobs.folders import results_folder
+from k3ablate.plan import PlanRow
+from k3ablate.recipes import experiment_path
+from k3ablate.records import RunRecord, table, write_table
+from k3ablate.report.figures import loss_against_compute, new_figure, save_figure
+from k3ablate.report.tables import Provenance, notes, render_text, write_tables
+from k3ablate.verbs import digests, plan_from_known_corpora
+
+RUNS_STEM = "runs"
+TABLE_STEM = "table"
+FIGURE_STEM = "figure"
+FLOPS_CONVENTION = "3 x counted forward FLOPs per token x tokens"
+BOOTSTRAP_SEED = 0  # the same records give the same intervals
+MAX_NAMED = 6  # of the runs that are missing
+
+
+@dataclass(frozen=True)
+class _Material:
+    """An experiment with its planned rows and the records there are."""
+
+    name: str  # as it was asked for
+    experiment: Experiment
+    rows: tuple[PlanRow, ...]
+    records: Mapping[str, RunRecord]
+    folder: Path  # where results go
+
+    def table(self) -> pandas.DataFrame:
+        """One row per planned run that has a record."""
+        return table((row.label for row in self.rows), self.records)
+
+
+def collect(name: str, root: Path) -> Collected:
+    """Write the table of records as CSV and parquet; InputError where no run has ended yet."""
+    return _collected(_read(name, root))
+
+
+def report(name: str, root: Path) -> Reported:
+    """Collect, fit, and write the table and the figure; InputError where nothing can be fitted or shown."""
+    material = _read(name, root)
+    collected = _collected(material)
+    generator = np.random.default_rng(BOOTSTRAP_SEED)
+    analysis = _with_missing(analyse(material.table(), material.experiment.names.baseline, None, generator), material)
+    provenance = _provenance(material)
+    tables = write_tables(analysis, provenance, material.folder / TABLE_STEM)
+    figures = _draw(analysis, material.folder / FIGURE_STEM)
+    return Reported(
+        experiment=material.experiment.name,
+        arms=[_arm_result(analysis, arm) for arm in analysis.arms],
+        notes=notes(analysis),
+        excluded=[
+            Problem(f"{run.arm} {run.size} seed {run.seed}", run.status, run.reason) for run in analysis.excluded
+        ],
+        provenance=provenance.line(),
+        files=[*collected.files, *map(str, tables), *map(str, figures)],
+        table=render_text(analysis, provenance),
+    )
+
+
+def _read(name: str, root: Path) -> _Material:
+    experiment = load(experiment_path(name))
+    rows = plan_from_known_corpora(experiment, root).rows
+    records = folders.records(root, digests(rows))
+    if not records:
+        raise InputError(f"{name}: no run has ended yet; `k3ablate run {name}` trains them")
+    return _Material(name, experiment, rows, records, results_folder(root, experiment.name))
+
+
+def _collected(material: _Material) -> Collected:
+    frame = material.table()
+    files = write_table(frame, material.folder / RUNS_STEM)
+    counts = Counter(frame["status"].tolist())
+    return Collected(material.experiment.name, [str(file) for file in files], len(frame), len(material.rows), counts)
+
+
+def _with_missing(analysis: Analysis, material: _Material) -> Analysis:
+    """Runs that were planned and have no record are said under the table, like those that are excluded."""
+    labels = [row.label for row in material.rows]
+    missing = [
+        f"{label.arm} {label.size} seed {label.seed}" for label in labels if label.digest not in material.records
+    ]
+    if not missing:
+        return analysis
+    named = ", ".join(missing[:MAX_NAMED]) + (", ..." if len(missing) > MAX_NAMED else "")
+    warning = f"{len(missing)} of {len(labels)} planned runs have no record yet: {named}"
+    return dataclasses.replace(analysis, warnings=(*analysis.warnings, warning))
+
+
+def _provenance(material: _Material) -> Provenance:
+    records = material.records.values()
+    return Provenance(
+        experiment=material.experiment.name,
+        experiment_digest=material.experiment.digest(),
+        corpus=_all({record.corpus for record in records}),
+        flops_convention=FLOPS_CONVENTION,
+        code_version=_all({record.versions.get("code", "not recorded") for record in records}),
+        command=f"k3ablate report {material.name}",
+    )
+
+
+def _all(values: set[str]) -> str:
+    return ", ".join(sorted(values))
+
+
+def _draw(analysis: Analysis, stem: Path) -> tuple[Path, Path]:
+    figure, axes = new_figure()
+    loss_against_compute(axes, analysis)
+    return save_figure(figure, stem)
+
+
+def _arm_result(analysis: Analysis, arm: ArmAnalysis) -> ArmResult:
+    largest, found, paired = arm.largest, arm.multiplier, arm.paired
+    return ArmResult(
+        arm=arm.arm,
+        num_runs=len(arm.points),
+        largest_size=largest.size if largest else None,
+        loss=largest.loss if largest else None,
+        loss_seed_sd=largest.seed_sd if largest and largest.num_seeds > 1 else None,
+        form=analysis.form,
+        multiplier=found.value if found else None,
+        multiplier_low=found.interval.low if found else None,
+        multiplier_high=found.interval.high if found else None,
+        read_at_loss=found.loss if found else None,
+        beyond=found.beyond if found else None,
+        paired=paired.value if paired else None,
+        paired_low=paired.interval.low if paired else None,
+        paired_high=paired.interval.high if paired else None,
+        no_multiplier=arm.no_multiplier,
+    )

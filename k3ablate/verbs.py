@@ -1,0 +1,237 @@
+"""How does a question become an answer? The verbs of the command line as functions, from a name to an answer.
+
+Each takes the name or path of an experiment and the folder of runs, and does only what is missing there; what they
+return is in `answers`. Nothing here prints; `run` reports its progress to a `Reporter`. Records become tables and
+figures in `publishing`.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from k3ablate.answers import (
+    Change,
+    Checked,
+    CorpusAnswer,
+    CorpusSet,
+    Counted,
+    Planned,
+    PlannedRow,
+    Problem,
+    Ran,
+    Standings,
+)
+from k3ablate.config import InputError, parse, read_yaml
+from k3ablate.experiment import Experiment, arm_differences, load
+from k3ablate.jobs import folders, local
+from k3ablate.jobs.folders import SETTLED, State, corpora_folder
+from k3ablate.jobs.progress import Reporter
+from k3ablate.jobs.storage import require_writable
+from k3ablate.model.counting import count
+from k3ablate.model.decoder import ModelConfig
+from k3ablate.plan import Plan, PlanRow, data_recipes, expand
+from k3ablate.recipes import experiment_path, recipe_path
+from k3ablate.records import RunRecord, Status
+from k3ablate.training.corpus import Corpus, build, known
+from k3ablate.training.data import check_budget
+from k3ablate.training.spec import DataRecipe
+
+Say = Callable[[str], None]
+
+# Of one worker on a small model, where nothing has been measured yet.
+ASSUMED_FLOPS_PER_SECOND = 5e9
+UNBUILT_NOTE = "The corpus is not built yet, so digests are not known and its size is not checked; `run` builds it."
+
+
+def check(name: str, root: Path) -> Checked:
+    """Read and validate everything that can be known before training; InputError says what to mend."""
+    experiment = load(experiment_path(name))
+    plan = plan_from_known_corpora(experiment, root)
+    changes = {
+        arm: [Change(*difference) for difference in differences if difference.before is not difference.after]
+        for arm, differences in arm_differences(experiment).items()
+    }
+    return Checked(
+        experiment=experiment.name,
+        question=experiment.question,
+        metric=experiment.metric,
+        expected=experiment.expected,
+        baseline=experiment.names.baseline,
+        match=experiment.match,
+        num_rows=len(plan.rows),
+        arms=changes,
+    )
+
+
+def plan(name: str, root: Path, num_workers: int) -> Planned:
+    """Every row with its cost and state, and the time that is left."""
+    experiment = load(experiment_path(name))
+    rows = plan_from_known_corpora(experiment, root).rows
+    states = folders.states(root, digests(rows))
+    records = folders.records(root, states)
+    runs = {row.label.digest or str(index): row for index, row in enumerate(rows)}.values()
+    flops_left = sum(row.flops for row in runs if states.get(row.label.digest) not in SETTLED)
+    rate, basis = _throughput(records.values())
+    return Planned(
+        experiment=experiment.name,
+        rows=[_planned_row(row, states.get(row.label.digest, State.WAITING)) for row in rows],
+        num_runs=len(runs),
+        tokens=sum(row.tokens for row in runs),
+        flops=sum(row.flops for row in runs),
+        flops_left=flops_left,
+        num_workers=num_workers,
+        flops_per_second=rate,
+        basis=basis,
+        hours_left=flops_left / rate / num_workers / 3600,
+        notes=[] if all(row.spec for row in rows) else [UNBUILT_NOTE],
+    )
+
+
+def run(name: str, root: Path, num_workers: int, reporter: Reporter) -> Ran:
+    """Train what is missing. KeyboardInterrupt leaves a state that the next call goes on from."""
+    experiment = load(experiment_path(name))
+    require_writable(root)
+    rows = plan_from_built_corpora(experiment, root, reporter.say).rows
+    states = folders.states(root, digests(rows))
+    if not SETTLED.issuperset(states.values()):
+        _prepare_tracking(root)
+    records = local.run_grid(rows, root, experiment.execution, num_workers, reporter)
+    return Ran(experiment.name, Counter(str(record.status) for record in records.values()), _problems(rows, records))
+
+
+def status(name: str, root: Path) -> Standings:
+    """States by arm and size; a row whose corpus is not built waits."""
+    experiment = load(experiment_path(name))
+    rows = plan_from_known_corpora(experiment, root).rows
+    states = folders.states(root, digests(rows))
+    counts: dict[str, dict[str, Counter[str]]] = {}
+    for row in rows:
+        state = states.get(row.label.digest, State.WAITING)
+        counts.setdefault(row.label.arm, {}).setdefault(row.label.size, Counter())[str(state)] += 1
+    return Standings(experiment.name, counts, _problems(rows, folders.records(root, states)))
+
+
+def count_model(name: str, context: int) -> Counted:
+    """Parameters, FLOPs per token and links of a model recipe, given by name or path."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else recipe_path("model", name)
+    counts = count(parse(ModelConfig, read_yaml(path), source=str(path)), context)
+    return Counted(
+        model=name,
+        context=context,
+        total_params=counts.total_params,
+        active_params=counts.active_params,
+        flops_per_token=counts.flops_per_token,
+        links=counts.links,
+        groups=counts.groups,
+    )
+
+
+def build_corpus(name: str, root: Path, say: Say) -> CorpusAnswer:
+    """Build the corpus of a data recipe, given by name or path, if it is not there."""
+    return _corpus_answer(name, build(_data_recipe(name), corpora_folder(root), say))
+
+
+def corpus_info(name: str, root: Path) -> CorpusAnswer:
+    """What the corpus of a data recipe holds; InputError where it is not built."""
+    corpus = known(_data_recipe(name), corpora_folder(root))
+    if corpus is None:
+        raise InputError(f"{name}: this corpus is not built; `k3ablate data build {name}` builds it")
+    return _corpus_answer(name, corpus)
+
+
+def plan_from_known_corpora(experiment: Experiment, root: Path) -> Plan:
+    """The plan as far as corpora are built. Nothing is written."""
+    return _checked_plan(
+        experiment, {recipe: known(recipe, corpora_folder(root)) for recipe in data_recipes(experiment)}
+    )
+
+
+def plan_from_built_corpora(experiment: Experiment, root: Path, say: Say) -> Plan:
+    """The plan with every digest; corpora that are missing are built."""
+    corpora = {recipe: build(recipe, corpora_folder(root), say) for recipe in data_recipes(experiment)}
+    return _checked_plan(experiment, corpora)
+
+
+def _checked_plan(experiment: Experiment, corpora: Mapping[DataRecipe, Corpus | None]) -> Plan:
+    """Expanded, with text enough for every budget."""
+    names = {recipe: None if corpus is None else corpus.digest for recipe, corpus in corpora.items()}
+    expanded = expand(experiment, names.__getitem__)
+    by_digest = {corpus.digest: corpus for corpus in corpora.values() if corpus is not None}
+    for row in expanded.rows:
+        if row.spec is not None:
+            _check_row_budget(row, by_digest[row.spec.corpus])
+    return expanded
+
+
+def _check_row_budget(row: PlanRow, corpus: Corpus) -> None:
+    assert row.spec is not None
+    training = row.spec.training
+    try:
+        check_budget(corpus, training.context, training.batch_size, row.tokens)
+    except InputError as error:
+        label = row.label
+        raise InputError(f"{label.experiment}: budgets, arm {label.arm}, size {label.size}: {error}") from None
+
+
+def digests(rows: Iterable[PlanRow]) -> list[str]:
+    """The runs of a plan, each once; rows whose corpus is not built have none."""
+    return list(dict.fromkeys(row.label.digest for row in rows if row.spec is not None))
+
+
+def _planned_row(row: PlanRow, state: State) -> PlannedRow:
+    label, counts = row.label, row.counts
+    return PlannedRow(
+        arm=label.arm,
+        size=label.size,
+        seed=label.seed,
+        total_params=counts.total_params,
+        active_params=counts.active_params,
+        flops_per_token=counts.flops_per_token,
+        flops_mismatch=label.flops_mismatch,
+        tokens=row.tokens,
+        flops=row.flops,
+        digest=label.digest or None,
+        state=str(state),
+    )
+
+
+def _throughput(records: Iterable[RunRecord]) -> tuple[float, str]:
+    """Training FLOPs per second of one worker: measured on what has ended, else assumed."""
+    timed = [record for record in records if record.wall_seconds > 0 and record.flops > 0]
+    if not timed:
+        return ASSUMED_FLOPS_PER_SECOND, "assumed; nothing has been measured here yet"
+    rate = sum(record.flops for record in timed) / sum(record.wall_seconds for record in timed)
+    return rate, f"measured on {len(timed)} runs"
+
+
+def _problems(rows: Iterable[PlanRow], records: Mapping[str, RunRecord]) -> list[Problem]:
+    """Every run that ended without a loss, once, under its first name."""
+    found: dict[str, Problem] = {}
+    for row in rows:
+        record = records.get(row.label.digest)
+        if record is not None and record.status is not Status.FINISHED:
+            name = f"{row.label.arm} {row.label.size} seed {row.label.seed}"
+            reason = record.reason.splitlines()[0]
+            found.setdefault(record.digest, Problem(name, str(record.status), reason))
+    return list(found.values())
+
+
+def _prepare_tracking(root: Path) -> None:
+    """Before the workers start: processes that meet a fresh store at once break it."""
+    from k3ablate import tracking
+
+    tracking.prepare(tracking.tracking_uri(root))
+
+
+def _data_recipe(name: str) -> DataRecipe:
+    path = Path(name) if name.endswith((".yaml", ".yml")) else recipe_path("data", name)
+    return parse(DataRecipe, read_yaml(path), source=str(path))
+
+
+def _corpus_answer(name: str, corpus: Corpus) -> CorpusAnswer:
+    sets = [
+        CorpusSet(set_name, facts.num_documents, facts.num_bytes, facts.num_tokens)
+        for set_name, facts in corpus.facts.sets.items()
+    ]
+    vocabulary_size = corpus.facts.recipe.vocabulary_size
+    return CorpusAnswer(name, corpus.digest, str(corpus.folder), vocabulary_size, sets, corpus.facts.dropped)

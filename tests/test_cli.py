@@ -1,0 +1,385 @@
+"""The command line from the outside: exit codes, one message per mistake, pure JSON."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from k3ablate import cli, publishing, verbs
+from k3ablate.answers import Problem, Ran
+from k3ablate.jobs.folders import RunFolder, prepare
+from k3ablate.records import Evaluation, RunRecord, Status
+
+HEAVY = ("torch", "lightning", "mlflow", "datasets", "pandas", "scipy", "matplotlib", "numba")
+
+EXPERIMENT = """
+name: tiny
+question: Does anything change?
+expected: nothing
+stopping: a training loss above training.divergence_loss stops the run
+exclusion: diverged runs are listed
+baseline:
+  model: kimi-k2
+  data:
+    source: {kind: files, format: text, train: [train.txt], validation: [validation.txt]}
+  training: cpu
+  set: {training.context: 32, training.batch_size: 4, training.validation_tokens: 64}
+components:
+  attention:
+    levels:
+      k2: {}
+      k3: {model.mixer: {from: kimi-k3}}
+design: one_at_a_time
+names: {baseline: k2}
+match: none
+sizes:
+  - {name: xs, width: 32, num_layers: 4, head_width: 16, num_active: 2}
+budgets:
+  - {kind: tokens, tokens: 256}
+seeds: [0]
+"""
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with an experiment, its text, and a folder of runs."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("K3ABLATE_RUNS", str(tmp_path / "runs"))
+    (tmp_path / "tiny.yaml").write_text(EXPERIMENT)
+    for name, num_lines in (("train", 200), ("validation", 40)):
+        (tmp_path / f"{name}.txt").write_text("\n".join(f"{name} line {line}" for line in range(num_lines)))
+    return tmp_path
+
+
+@pytest.fixture
+def k3ablate(place: Path, capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[..., Result]]:
+    """Run one command in this process."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def run(*arguments: str) -> Result:
+        with pytest.raises(SystemExit) as stopped:
+            cli.main([*arguments])
+        captured = capsys.readouterr()
+        assert isinstance(stopped.value.code, int)
+        return Result(stopped.value.code, captured.out, captured.err)
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def edit(place: Path) -> Callable[[Mapping[str, str]], None]:
+    """Replace pieces of the experiment; each must be there."""
+
+    def edit(pieces: Mapping[str, str]) -> None:
+        text = (place / "tiny.yaml").read_text()
+        for old, new in pieces.items():
+            assert old in text
+            text = text.replace(old, new)
+        (place / "tiny.yaml").write_text(text)
+
+    return edit
+
+
+def assert_refused(result: Result, *pieces: str) -> None:
+    """Exit code 2, nothing on standard output, no traceback, and a message that holds every piece."""
+    assert result.code == 2
+    assert result.out == ""
+    assert "Traceback" not in result.err
+    for piece in pieces:
+        assert piece in result.err
+
+
+@pytest.mark.parametrize(
+    ("change", "pieces"),
+    [
+        pytest.param(
+            {"design: one_at_a_time": "design: one_at_a_time\ncolour: red"},
+            ("tiny.yaml", "colour", "'red'", "write one of"),
+            id="unknown key",
+        ),
+        pytest.param(
+            {"{from: kimi-k3}": "{main: {kind: mamba}}"},
+            ("tiny.yaml", "model.mixer.main", "'mamba'", "'kda'"),
+            id="unknown tag",
+        ),
+        pytest.param(
+            {"{from: kimi-k3}": "{from: kimi-k2}"},
+            ("tiny.yaml", "components.attention.levels.k3", "changes nothing", "write another value"),
+            id="an arm that changes nothing",
+        ),
+        pytest.param(
+            {
+                "attention:": "feed_forward:",
+                "mixer: {from: kimi-k3}": "feed_forward: {main: {kind: dense, hidden_width: 64}}",
+            },
+            ("tiny.yaml", "balancing is 'sign_update'", "has no router", "write balancing: {kind: none}"),
+            id="balancing without a router",
+        ),
+        pytest.param(
+            {"training.batch_size: 4": "training.batch_size: 4, training.micro_batch_size: 3"},
+            ("tiny.yaml", "baseline.training", "micro_batch_size 3 does not divide batch_size 4", "write a divisor"),
+            id="batches that do not divide",
+        ),
+        pytest.param(
+            {"seeds: [0]": "seeds: [0]\nseeds: [1]"},
+            ("tiny.yaml", "duplicate key", "seeds"),
+            id="duplicate keys",
+        ),
+        pytest.param(
+            {"training: cpu": "training: gpu"},
+            ("recipes/training/gpu.yaml", "no such training recipe", "cpu"),
+            id="an unknown recipe",
+        ),
+        pytest.param(
+            {"tokens: 256": "tokens: many"},
+            ("tiny.yaml", "budgets", "'many'"),
+            id="a word for a number",
+        ),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "plan"])
+def test_bad_experiments_are_refused_with_the_place_and_the_remedy(
+    k3ablate: Callable[..., Result], edit, change: Mapping[str, str], pieces: tuple[str, ...], command: str
+) -> None:
+    edit(change)
+    assert_refused(k3ablate(command, "tiny.yaml"), *pieces)
+
+
+def test_a_missing_file_is_refused_with_its_neighbours(k3ablate: Callable[..., Result]) -> None:
+    assert_refused(k3ablate("check", "tinny.yaml"), "tinny.yaml: no such file", "did you mean 'tiny.yaml'?")
+
+
+def test_an_unknown_experiment_is_refused_with_the_known_ones(k3ablate: Callable[..., Result]) -> None:
+    assert_refused(k3ablate("plan", "nonesuch"), "experiments/nonesuch.yaml: no such experiment", "demo")
+
+
+def test_a_corpus_too_small_is_refused_before_the_first_run(k3ablate: Callable[..., Result], edit, place: Path) -> None:
+    edit({"tokens: 256": "tokens: 1000000"})
+    result = k3ablate("run", "tiny.yaml")
+    assert_refused(result, "tiny: budgets, arm k2, size xs", "1,000,064", "write at most 2,816")
+    assert list((place / "runs").glob("*/spec.json")) == []
+
+
+def test_a_runs_folder_below_a_file_is_refused(k3ablate: Callable[..., Result], place, monkeypatch) -> None:
+    monkeypatch.setenv("K3ABLATE_RUNS", str(place / "tiny.yaml" / "runs"))
+    assert_refused(k3ablate("run", "tiny.yaml"), "tiny.yaml/runs", "a part of this path is a file", "K3ABLATE_RUNS")
+
+
+@pytest.mark.parametrize(
+    ("number", "pieces"),
+    [
+        (errno.ENOSPC, ("the disk is full", "free some space")),
+        (errno.EACCES, ("no permission", "a folder that you may write to")),
+        (errno.EROFS, ("read-only", "a folder that can be written to")),
+    ],
+)
+def test_a_disk_that_refuses_is_one_message(
+    k3ablate: Callable[..., Result], place: Path, monkeypatch: pytest.MonkeyPatch, number: int, pieces: tuple[str, ...]
+) -> None:
+    def refuse(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    result = k3ablate("run", "tiny.yaml")
+    assert_refused(result, str(place / "runs"), "K3ABLATE_RUNS", *pieces)
+    assert len(result.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "piece"),
+    [
+        (["frobnicate"], "frobnicate"),
+        (["plan"], "--experiment"),
+        (["plan", "tiny.yaml", "--wrong"], "--wrong"),
+        (["plan", "tiny.yaml", "--workers", "many"], "many"),
+        (["plan", "tiny.yaml", "--workers", "0"], "--workers 0: write 1 or more"),
+        (["count", "kimi-k3", "--context", "0"], "--context 0: write 1 or more"),
+        (["count", "kimi-k4"], "kimi-k3"),
+        (["data", "info", "nonesuch"], "recipes/data/nonesuch.yaml"),
+        (["collect", "tiny.yaml"], "k3ablate run tiny.yaml"),
+    ],
+)
+def test_wrong_calls_are_refused(k3ablate: Callable[..., Result], arguments: list[str], piece: str) -> None:
+    result = k3ablate(*arguments)
+    assert result.code == 2
+    assert piece in " ".join((result.out + result.err).split())
+
+
+@pytest.mark.parametrize(
+    ("counts", "code"),
+    [
+        ({"finished": 2}, 0),
+        ({"finished": 1, "diverged": 1}, 0),
+        ({"finished": 1, "failed": 1}, 1),
+        ({"finished": 1, "out_of_time": 1}, 3),
+        ({"failed": 1, "out_of_time": 1}, 1),
+    ],
+)
+def test_exit_codes_of_a_grid(
+    k3ablate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, counts: dict[str, int], code: int
+) -> None:
+    ran = Ran("tiny", counts, [Problem("k2 xs seed 0", "failed", "ZeroDivisionError: why")])
+    monkeypatch.setattr(verbs, "run", lambda *arguments: ran)
+    result = k3ablate("run", "tiny.yaml")
+    assert result.code == code
+    assert result.out == ""
+    assert result.err.splitlines()[1:] == ["k2 xs seed 0 failed: ZeroDivisionError: why"]
+
+
+def test_an_interrupted_grid_says_so(k3ablate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*arguments: object) -> Ran:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(verbs, "run", interrupt)
+    result = k3ablate("run", "tiny.yaml")
+    assert (result.code, result.out) == (3, "")
+    assert result.err == "interrupted; the same command goes on from here\n"
+
+
+def test_a_failed_grid_is_not_reported(k3ablate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verbs, "run", lambda *arguments: Ran("demo", {"failed": 1}, []))
+    monkeypatch.setattr(publishing, "report", lambda *arguments: pytest.fail("nothing to report"))
+    assert k3ablate("demo").code == 1
+
+
+def test_check_shows_the_question_and_every_change(k3ablate: Callable[..., Result]) -> None:
+    text = k3ablate("check", "tiny.yaml").out
+    assert text.startswith("tiny: Does anything change?\n")
+    assert "k2 (the baseline's configuration)" in text
+    assert '  model.mixer.main.kind: "mla" -> "kda"' in text
+    answer = json.loads(k3ablate("check", "tiny.yaml", "--json").out)
+    assert {"path": "model.mixer.main.kind", "before": "mla", "after": "kda"} in answer["arms"]["+attention"]
+    assert answer["arms"]["k2"] == []
+    assert answer["num_rows"] == 2
+
+
+def test_a_plan_has_totals_and_states_its_assumption(k3ablate: Callable[..., Result], place: Path) -> None:
+    answer = json.loads(k3ablate("plan", "tiny.yaml", "--workers", "2", "--json").out)
+    first, second = answer["rows"]
+    assert (first["arm"], first["size"], first["seed"], first["tokens"]) == ("k2", "xs", 0, 256)
+    assert first["flops"] == 3 * first["flops_per_token"] * 256
+    assert answer["flops"] == first["flops"] + second["flops"]
+    assert answer["hours_left"] == answer["flops"] / answer["flops_per_second"] / 2 / 3600
+    text = k3ablate("plan", "tiny.yaml").out
+    assert "assumed; nothing has been measured here yet" in text
+    assert verbs.UNBUILT_NOTE in text
+    assert not (place / "runs").exists()
+
+
+def test_a_count_is_exact(k3ablate: Callable[..., Result]) -> None:
+    answer = json.loads(k3ablate("count", "kimi-k3", "--json").out)
+    assert {"total_params", "active_params", "flops_per_token", "links", "groups"} <= set(answer)
+    assert sum(answer["groups"].values()) == answer["total_params"]
+    assert round(answer["active_params"] / 1e9, 4) == 104.1896  # architecture specification, section 3
+    assert f"{answer['total_params']:,}" in k3ablate("count", "kimi-k3").out
+
+
+def fake_records(root: Path) -> list[RunFolder]:
+    """Every run of the experiment ended, without being trained."""
+    experiment = verbs.load(Path("tiny.yaml"))
+    found = []
+    for row in verbs.plan_from_built_corpora(experiment, root, lambda message: None).rows:
+        assert row.spec is not None
+        folder = prepare(root, row.spec)
+        evaluation = Evaluation(loss=2.0 + row.label.seed, bits_per_byte=3.0, num_tokens=64)
+        folder.write_record(
+            RunRecord(
+                digest=row.label.digest,
+                status=Status.FINISHED,
+                evaluations={"validation": evaluation},
+                num_steps=2,
+                tokens=row.tokens,
+                flops=row.flops,
+                flops_6nd=row.flops,
+                active_params=row.counts.active_params,
+                total_params=row.counts.total_params,
+                wall_seconds=4.0,
+                tokens_per_second=64.0,
+                corpus=row.spec.corpus,
+            )
+        )
+        found.append(folder)
+    return found
+
+
+@pytest.mark.slow
+def test_a_finished_experiment_loads_no_training_library(place: Path) -> None:
+    fake_records(place / "runs")
+    script = (
+        "import sys\nfrom k3ablate.cli import main\ntry:\n    main(['run', 'tiny.yaml'])\n"
+        "except SystemExit as stop:\n    print(stop.code, {'lightning', 'mlflow', 'datasets'} & set(sys.modules))"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout == "0 set()\n"
+    assert result.stderr == "tiny: 2 finished\n"
+
+
+@pytest.mark.slow
+def test_what_has_ended_is_shown_collected_and_measured(k3ablate: Callable[..., Result], place: Path) -> None:
+    first, _ = fake_records(place / "runs")
+    record = first.record()
+    assert record is not None
+    changes = {"status": "failed", "reason": "Broke: so\nit did", "evaluations": {}}
+    first.write_failure(RunRecord.model_validate(record.tree() | changes), "Traceback")
+    status = k3ablate("status", "tiny.yaml")
+    assert status.out.splitlines()[-2:] == ["tiny: 1 failed, 1 finished", "k2 xs seed 0 failed: Broke: so"]
+    assert json.loads(k3ablate("status", "tiny.yaml", "--json").out)["counts"] == {
+        "k2": {"xs": {"failed": 1}},
+        "+attention": {"xs": {"finished": 1}},
+    }
+
+    collected = json.loads(k3ablate("collect", "tiny.yaml", "--json").out)
+    assert (collected["num_rows"], collected["counts"]) == (2, {"failed": 1, "finished": 1})
+    assert [Path(file).name for file in collected["files"]] == ["runs.csv", "runs.parquet"]
+    assert (place / "runs" / "results" / "tiny" / "runs.csv").read_text().startswith("digest,experiment,arm,")
+
+    plan = json.loads(k3ablate("plan", "tiny.yaml", "--json").out)
+    assert plan["basis"] == "measured on 2 runs"
+    assert plan["flops_per_second"] == plan["flops"] / 8.0
+    assert plan["flops_left"] == plan["rows"][0]["flops"]
+
+
+@pytest.mark.slow
+def test_a_corpus_is_built_once_and_described(k3ablate: Callable[..., Result], place: Path) -> None:
+    (place / "text.yaml").write_text(
+        "source: {kind: files, format: text, train: [train.txt], validation: [validation.txt]}"
+    )
+    assert_refused(k3ablate("data", "info", "text.yaml"), "text.yaml: this corpus is not built", "k3ablate data build")
+    built = k3ablate("data", "build", "text.yaml", "--json")
+    assert "corpus: reading files" in built.err
+    answer = json.loads(built.out)
+    assert {found["name"]: found["num_documents"] for found in answer["sets"]} == {"train": 1, "validation": 1}
+    assert json.loads(k3ablate("data", "info", "text.yaml", "--json").out) == answer
+    assert k3ablate("data", "build", "text.yaml", "--json").err == ""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run", "--help"], ["data", "--help"]])
+def test_help_loads_no_heavy_library(arguments: list[str]) -> None:
+    script = (
+        f"import sys\nfrom k3ablate.cli import main\ntry:\n    main({arguments!r})\n"
+        f"except SystemExit as stop:\n    print('exit', stop.code, sorted(set({HEAVY!r}) & set(sys.modules)))"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.splitlines()[-1] == "exit 0 []"
+
+
+def test_help_names_every_command(k3ablate: Callable[..., Result]) -> None:
+    result = k3ablate("--help")
+    assert result.code == 0
+    for command in ("check", "plan", "run", "status", "collect", "report", "demo", "count", "doctor", "data"):
+        assert f" {command} " in result.out

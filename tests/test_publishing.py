@@ -1,0 +1,170 @@
+"""From records with planted losses to the published numbers."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas
+import pytest
+
+from k3ablate import publishing, verbs
+from k3ablate.answers import as_json
+from k3ablate.config import InputError
+from k3ablate.experiment import load
+from k3ablate.jobs.folders import prepare
+from k3ablate.plan import PlanRow
+from k3ablate.records import Evaluation, RunRecord, Status
+from k3ablate.training.corpus import Corpus
+
+MULTIPLIER = 1.5  # of the planted arm, at every loss
+EXPERIMENT = """
+name: planted
+question: Is the planted multiplier read back?
+expected: yes
+stopping: none
+exclusion: diverged runs are listed
+baseline:
+  model: kimi-k2
+  data: {source: {kind: files, format: text, train: [train.txt], validation: [validation.txt]}}
+  training: cpu
+  set: {training.context: 32, training.batch_size: 4, training.validation_tokens: 64}
+components:
+  attention: {levels: {k2: {}, k3: {model.mixer: {from: kimi-k3}}}}
+design: one_at_a_time
+names: {baseline: k2}
+match: none
+sizes:
+  - {name: xs, width: 32, num_layers: 4, head_width: 16, num_active: 2}
+  - {name: s, width: 48, num_layers: 4, head_width: 16, num_active: 2}
+  - {name: m, width: 64, num_layers: 4, head_width: 16, num_active: 2}
+  - {name: l, width: 96, num_layers: 4, head_width: 16, num_active: 2}
+budgets: [{kind: tokens, tokens: 1280}]
+seeds: [0, 1]
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with an experiment whose corpus is known without being built."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "planted.yaml").write_text(EXPERIMENT)
+    monkeypatch.setattr(verbs, "known", lambda recipe, folder: FakeCorpus())
+    return tmp_path
+
+
+class FakeCorpus(Corpus):
+    """A corpus that is only asked for its name."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("nowhere"), None)  # type: ignore[arg-type]
+
+    @property
+    def digest(self) -> str:
+        return "c0ffee"
+
+
+@pytest.fixture
+def settle(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Give every planned run a record with a planted loss, or with what `other` makes of its row."""
+    monkeypatch.setattr(verbs, "check_budget", lambda *arguments: None)
+    root = place / "runs"
+
+    def settle(other: Callable[[PlanRow], RunRecord | None] = planted) -> None:
+        for row in verbs.plan_from_known_corpora(load(Path("planted.yaml")), root).rows:
+            record = other(row)
+            if record is not None:
+                assert row.spec is not None
+                prepare(root, row.spec).write_record(record)
+
+    return settle
+
+
+def planted(row: PlanRow) -> RunRecord:
+    """L = 1.7 + (m C / 1e6)^-0.3 with a little noise that both arms of a (size, seed) share."""
+    gain = MULTIPLIER if row.label.arm != "k2" else 1.0
+    noise = 1 + 1e-4 * (1 if row.label.seed else -1) * (1 + len(row.label.size))
+    loss = (1.7 + (gain * row.flops / 1e6) ** -0.3) * noise
+    return RunRecord(
+        digest=row.label.digest,
+        status=Status.FINISHED,
+        evaluations={"validation": Evaluation(loss=loss, bits_per_byte=loss / 0.6931, num_tokens=64)},
+        num_steps=10,
+        tokens=row.tokens,
+        flops=row.flops,
+        flops_6nd=row.flops,
+        active_params=row.counts.active_params,
+        total_params=row.counts.total_params,
+        wall_seconds=1.0,
+        tokens_per_second=1.0,
+        corpus="c0ffee",
+        versions={"code": "abc"},
+    )
+
+
+def test_the_planted_multiplier_is_read_back(settle, place: Path) -> None:
+    settle()
+    baseline, arm = publishing.report("planted.yaml", place / "runs").arms
+    assert (baseline.arm, baseline.multiplier) == ("k2", None)
+    assert arm.multiplier == pytest.approx(MULTIPLIER, rel=0.02)
+    assert arm.multiplier_low <= arm.multiplier <= arm.multiplier_high
+    assert arm.paired == pytest.approx(MULTIPLIER, rel=0.2)
+    assert (arm.num_runs, arm.largest_size) == (8, "l")
+
+
+def test_the_same_records_give_the_same_bytes(settle, place: Path) -> None:
+    settle()
+    first = publishing.report("planted.yaml", place / "runs")
+    before = {file: Path(file).read_bytes() for file in first.files if not file.endswith(".parquet")}
+    assert {Path(file).name for file in before} == {"runs.csv", "table.md", "table.csv", "figure.png", "figure.svg"}
+    second = publishing.report("planted.yaml", place / "runs")
+    assert {file: Path(file).read_bytes() for file in before} == before
+    assert as_json(second) == as_json(first)
+
+
+def test_text_and_json_hold_the_same_numbers(settle, place: Path) -> None:
+    settle()
+    answer = publishing.report("planted.yaml", place / "runs")
+    _, arm = json.loads(as_json(answer))["arms"]
+    for number in (arm["multiplier"], arm["multiplier_low"], arm["multiplier_high"], arm["paired"]):
+        assert f"{number:.2f}" in answer.text()
+    assert f"{arm['loss']:.4f}" in answer.text()
+    assert answer.text().endswith("figure.svg")
+
+
+def test_the_table_of_runs_has_a_row_per_record(settle, place: Path) -> None:
+    settle()
+    collected = publishing.collect("planted.yaml", place / "runs")
+    assert (collected.num_rows, collected.num_planned, collected.counts) == (16, 16, {"finished": 16})
+    csv, parquet = (Path(file) for file in collected.files)
+    assert list(pandas.read_csv(csv)["loss"]) == list(pandas.read_parquet(parquet)["loss"])
+
+
+def test_what_diverged_or_is_missing_stands_under_the_table(settle, place: Path) -> None:
+    def partly(row: PlanRow) -> RunRecord | None:
+        if (row.label.size, row.label.seed) == ("xs", 0):
+            changes = {"status": "diverged", "reason": "loss above 20", "evaluations": {}}
+            return RunRecord.model_validate(planted(row).tree() | changes)
+        return None if (row.label.arm, row.label.size, row.label.seed) == ("k2", "s", 1) else planted(row)
+
+    settle(partly)
+    answer = publishing.report("planted.yaml", place / "runs")
+    assert {(run.name, run.status, run.reason) for run in answer.excluded} == {
+        ("k2 xs seed 0", "diverged", "loss above 20"),
+        ("+attention xs seed 0", "diverged", "loss above 20"),
+    }
+    assert "1 of 16 planned runs have no record yet: k2 s seed 1" in answer.notes
+    markdown = (place / "runs" / "results" / "planted" / "table.md").read_text()
+    assert "loss above 20" in markdown
+    assert "no record yet: k2 s seed 1" in markdown
+
+
+def test_nothing_to_collect_says_what_to_run(place: Path, settle) -> None:
+    with pytest.raises(InputError, match=r"planted\.yaml: no run has ended yet; `k3ablate run planted\.yaml`"):
+        publishing.collect("planted.yaml", place / "runs")
+
+
+def test_provenance_names_what_the_numbers_rest_on(settle, place: Path) -> None:
+    settle()
+    line = publishing.report("planted.yaml", place / "runs").provenance
+    for piece in ("corpus c0ffee", "code abc", load(Path("planted.yaml")).digest(), "k3ablate report planted.yaml"):
+        assert piece in line
