@@ -48,7 +48,8 @@ def observations(table: pandas.DataFrame) -> Observations:
     if table.empty:
         raise InputError("table: no rows; run the experiment first, or collect it from where it ran")
     _refuse_missing_labels(table)
-    rows = table.assign(arm=table["arm"].astype(str), size=table["size"].astype(str), status=_statuses(table))
+    names = table[["arm", "size"]].astype(str)
+    rows = table.assign(arm=names["arm"], size=names["size"], seed=table["seed"].astype(int), status=_statuses(table))
     _refuse_duplicates(rows)
     _refuse_mixtures(rows)
     finished = rows[rows["status"] == Status.FINISHED]
@@ -85,6 +86,10 @@ def _refuse_missing_labels(table: pandas.DataFrame) -> None:
         empty = table.index[table[column].isna()]
         if len(empty):
             raise InputError(f"table: row {empty[0]}: no {column}; every run needs one")
+    seeds = pandas.to_numeric(table["seed"], errors="coerce")
+    wrong = table.index[seeds.isna() | (seeds % 1 != 0)]
+    if len(wrong):
+        raise InputError(f"table: row {wrong[0]}: seed {table.loc[wrong[0], 'seed']}; write a whole number")
 
 
 def _refuse_duplicates(rows: pandas.DataFrame) -> None:

@@ -66,10 +66,11 @@ def test_free_text_columns_are_not_components(planted_table: Tables) -> None:
         ("validation", 5, "ood", r"2 values of validation \(ood, validation\)"),
         ("status", 2, "crashed", r"row 2: status 'crashed'; write one of diverged, failed, finished, out_of_time"),
         ("arm", 4, None, r"row 4: no arm"),
+        ("seed", 4, 0.5, r"row 4: seed 0.5; write a whole number"),
     ],
 )
 def test_refused_tables(planted_table: Tables, column: str, row: int, value: object, message: str) -> None:
-    table = planted_table()
+    table = planted_table().astype({"seed": float})
     table.loc[row, column] = value  # type: ignore[call-overload]
     with pytest.raises(InputError, match=message):
         observations(table)

@@ -40,6 +40,14 @@ def test_published_points_give_the_known_curves(series: str, delta: float, coeff
     assert fitted.x_range == (points["pflop_s_days"].min(), points["pflop_s_days"].max())
 
 
+def test_markers_without_a_loss_axis_are_refused() -> None:
+    """Figure 7 of the K3 report has no numbers on its loss axis: heights in ticks go below zero."""
+    markers = pandas.read_csv(PUBLISHED / "k3_figure7.csv")
+    k3 = markers[markers["series"] == "K3"]
+    with pytest.raises(InputError, match=r"loss: point 4 is -0.14378, and a logarithm is taken"):
+        fit(k3["flops"], k3["loss_ticks"], "power")
+
+
 def test_least_squares_equals_the_closed_form() -> None:
     points = kimi_linear("MLA")
     slope, intercept = np.polyfit(np.log(points["pflop_s_days"]), np.log(points["loss"]), 1)
