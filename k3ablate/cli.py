@@ -128,8 +128,8 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _exit_code(arguments: list[str] | None) -> int:
+    from k3ablate import storage
     from k3ablate.config import InputError
-    from k3ablate.jobs import storage
 
     try:
         code = app(arguments, exit_on_error=False)
@@ -178,7 +178,7 @@ def _say(message: str) -> None:
 
 
 def _root() -> Path:
-    from k3ablate.jobs.storage import runs_root
+    from k3ablate.storage import runs_root
 
     return runs_root()
 

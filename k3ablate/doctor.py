@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from k3ablate.jobs import storage
+from k3ablate import storage
 from k3ablate.jobs.local import default_workers
 from k3ablate.tracking import tracking_uri
 

@@ -26,12 +26,12 @@ from k3ablate.experiment import Experiment, arm_differences, load
 from k3ablate.jobs import folders, local
 from k3ablate.jobs.folders import SETTLED, State, corpora_folder
 from k3ablate.jobs.progress import Reporter
-from k3ablate.jobs.storage import require_writable
 from k3ablate.model.counting import count
 from k3ablate.model.decoder import ModelConfig
 from k3ablate.plan import Plan, PlanRow, data_recipes, expand
 from k3ablate.recipes import experiment_path, recipe_path
 from k3ablate.records import RunRecord, Status
+from k3ablate.storage import require_writable
 from k3ablate.training.corpus import Corpus, build, known
 from k3ablate.training.data import check_budget
 from k3ablate.training.spec import DataRecipe

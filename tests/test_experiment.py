@@ -103,7 +103,7 @@ MISTAKES = {
     ),
     "batch that does not divide": (
         {"baseline": {**read_yaml(DEMO)["baseline"], "set": {"training.micro_batch_size": 3}}},
-        r"micro_batch_size 3 does not divide batch_size 16",
+        r"micro_batch_size 3 does not divide batch_size 8",
     ),
     "unknown recipe": (
         {"baseline": {"model": "kimi-k9", "data": "python", "training": "cpu"}},

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from pydantic import ValidationError
 
 from k3ablate.config import InputError
-from k3ablate.jobs.storage import write_atomic
 from k3ablate.records import RunRecord
+from k3ablate.storage import write_atomic
 
 if TYPE_CHECKING:
     from k3ablate.training.spec import RunSpec

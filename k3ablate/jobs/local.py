@@ -21,10 +21,10 @@ from pathlib import Path
 from k3ablate.config import InputError
 from k3ablate.jobs.folders import LOG_FILE, SETTLED, Progress, RunFolder, State, prepare
 from k3ablate.jobs.progress import Pace, Reporter, Standing
-from k3ablate.jobs.storage import require_writable
 from k3ablate.jobs.worker import Answer, Outcome, Task, Trainer, failed_record, train_run, work
 from k3ablate.plan import PlanRow
 from k3ablate.records import Label, RunRecord
+from k3ablate.storage import require_writable
 from k3ablate.training.spec import Execution, RunSpec
 
 MAX_RESTARTS = 2  # of a run whose worker died

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from k3ablate.jobs import storage
+from k3ablate import storage
 from k3ablate.jobs.folders import LOG_FILE, SETTLED, SPEC_FILE, Progress, RunFolder, corpora_folder
 from k3ablate.records import RunRecord, Status
 

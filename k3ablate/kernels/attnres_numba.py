@@ -13,7 +13,7 @@ from typing import Any
 import numba
 import numpy
 import torch
-from llvmlite import ir  # type: ignore[import-untyped]
+from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 from numba.np.numpy_support import carray

@@ -7,6 +7,7 @@ rate, keep time, stop what diverges, move balancing, stop when time is up. `run.
 
 import math
 import time
+from abc import ABC, abstractmethod
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -22,7 +23,7 @@ class Diverged(Exception):  # noqa: N818 - an outcome of a run
     """Training has left the finite, or the bound its specification states."""
 
 
-class StepCallback(Callback):
+class StepCallback(Callback, ABC):
     """A callback whose `on_step` runs once after every optimizer step, however many micro-batches it had."""
 
     def __init__(self) -> None:
@@ -41,9 +42,9 @@ class StepCallback(Callback):
             self._num_seen = trainer.global_step
             self.on_step(trainer, pl_module, self._num_seen - 1)
 
+    @abstractmethod
     def on_step(self, trainer: Trainer, module: LanguageModule, step: int) -> None:
         """0-based optimizer step `step` has just been taken; `module` holds what it measured."""
-        raise NotImplementedError
 
 
 class LearningRate(Callback):

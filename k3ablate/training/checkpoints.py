@@ -6,19 +6,17 @@ A checkpoint names the run it belongs to. When to resume is decided in `run.py`.
 
 import io
 import logging
-import os
 import time
 import zipfile
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 
 from k3ablate.config import InputError
+from k3ablate.storage import replace_file
 from k3ablate.training.callbacks import StepCallback
 from k3ablate.training.module import LanguageModule
 
@@ -27,21 +25,6 @@ DIGEST_KEY = "digest"
 PATTERN = "step-*.ckpt"
 
 logger = logging.getLogger(__name__)
-
-
-def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Give `path` new content in one step: a crash leaves the old one or the new one. An OSError names `path`."""
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        with temporary.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
-        raise OSError(error.errno, error.strerror, str(path)) from error  # that of a write names no file
 
 
 def newest(folder: Path, digest: str) -> Path | None:

@@ -15,9 +15,9 @@ from lightning.pytorch import LightningModule, Trainer
 
 from k3ablate.model.balancing import Balancer
 from k3ablate.model.counting import Counts
+from k3ablate.storage import write_atomic
 from k3ablate.tracking import NoTracking
 from k3ablate.training.callbacks import Clock, StepCallback
-from k3ablate.training.checkpoints import replace_file
 from k3ablate.training.module import LanguageModule
 from k3ablate.training.spec import RunSpec
 
@@ -95,7 +95,7 @@ def keep_lines(path: Path, num_steps: int) -> list[Line]:
         return []
     lines = [line for line in _whole_lines(path) if line["step"] < num_steps]
     text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
-    replace_file(path, lambda file: file.write(text.encode()))
+    write_atomic(path, text)
     return lines
 
 

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from k3ablate.config import InputError
 from k3ablate.model.decoder import Decoder
 from k3ablate.model.moe import Experts
 from k3ablate.training.spec import (
@@ -191,12 +190,6 @@ def _adamw(parameters: dict[Role, list[nn.Parameter]], config: AdamW) -> torch.o
 
 
 def _muon(parameters: dict[Role, list[nn.Parameter]], config: Muon) -> MuonWithAdamW:
-    if config.per_head:
-        raise InputError("training.optimizer.per_head: found True; per-head Muon is not built yet; write false")
-    if config.clip_threshold is not None:
-        raise InputError(
-            f"training.optimizer.clip_threshold: found {config.clip_threshold}; QK-clip is not built yet; write null"
-        )
     rest = parameters | {Role.MATRIX: []}
     return MuonWithAdamW(parameters[Role.MATRIX], config, _adamw(rest, config.rest))
 

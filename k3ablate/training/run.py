@@ -27,6 +27,7 @@ from k3ablate.kernels import dispatch
 from k3ablate.model.counting import Counts, count
 from k3ablate.model.decoder import Decoder, initialise
 from k3ablate.records import Evaluation, RunRecord, Status
+from k3ablate.storage import write_atomic
 from k3ablate.tracking import NoTracking
 from k3ablate.training.callbacks import (
     BalancingStep,
@@ -36,7 +37,7 @@ from k3ablate.training.callbacks import (
     StopOnDivergence,
     TimeLimit,
 )
-from k3ablate.training.checkpoints import AtomicCheckpoints, SaveCheckpoints, newest, replace_file
+from k3ablate.training.checkpoints import AtomicCheckpoints, SaveCheckpoints, newest
 from k3ablate.training.corpus import Corpus
 from k3ablate.training.data import StepBatches
 from k3ablate.training.evaluation import evaluate
@@ -69,7 +70,7 @@ def train(spec: RunSpec, folder: Path, corpus: Corpus, execution: Execution, tra
     tracker.start(digest, dict(_leaves(spec.tree())))
     try:
         record = _Run(spec, folder, corpus, execution, tracker).record()
-        replace_file(path, lambda file: file.write((record.model_dump_json(indent=1) + "\n").encode()))
+        write_atomic(path, record.model_dump_json(indent=1) + "\n")
     except BaseException:
         tracker.interrupt()
         raise

@@ -98,8 +98,6 @@ class Muon(Config):
     learning_rate: PositiveFloat
     momentum: float = Field(default=0.95, ge=0, lt=1)
     weight_decay: float = Field(default=0.1, ge=0)
-    per_head: bool = False  # orthogonalise query, key and value blocks head by head (K3 report 2.5)
-    clip_threshold: PositiveFloat | None = None  # QK-clip's tau (K2: 100); None leaves it off
     rest: AdamW
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from k3ablate import storage
 from k3ablate.config import InputError, digest
-from k3ablate.jobs import storage
 from k3ablate.jobs.folders import Progress, RunFolder, State, prepare, records, states
 from k3ablate.records import Evaluation, RunRecord, Status
 

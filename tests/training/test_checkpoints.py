@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from k3ablate.config import InputError
-from k3ablate.training.checkpoints import AtomicCheckpoints, newest, replace_file
+from k3ablate.storage import replace_file
+from k3ablate.training.checkpoints import AtomicCheckpoints, newest
 
 
 def save(folder: Path, step: int, digest: str = "mine") -> Path:

@@ -1,12 +1,14 @@
 """Where do runs lie, and what does a disk's refusal mean? Atomic writes, a probe, and messages that say what to do.
 
-Nothing here knows what a run is (`folders`).
+Nothing here knows what a run is (`jobs.folders`).
 """
 
 import errno
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 ROOT_VARIABLE = "K3ABLATE_RUNS"
 PROBE_BYTES = 64 * 1024  # a full disk may still take a few bytes
@@ -47,20 +49,20 @@ def require_writable(root: Path) -> None:
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Replace `path` in one step: a reader, or a crash, meets the old content or the new. An OSError names `path`."""
+    """Replace the text of `path` in one step."""
+    replace_file(path, lambda file: file.write(text.encode()))
+
+
+def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Give `path` new content in one step: a reader, or a crash, meets the old or the new. An OSError names `path`."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        _write_through(temporary, text)
+        with temporary.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())  # a file system may report that it is full only then
         temporary.replace(path)
     except OSError as error:
         with suppress(OSError):
             temporary.unlink()
         raise OSError(error.errno, error.strerror, str(path)) from error  # that of a write names no file
-
-
-def _write_through(path: Path, text: str) -> None:
-    """Write down to the disk: a file system may report that it is full only then."""
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
