@@ -264,6 +264,7 @@ class Reported:
 
     experiment: str
     arms: Sequence[ArmResult]
+    curves: Sequence[Mapping[str, str | int | float]]  # by arm and form, with every diagnostic
     notes: Sequence[str]
     excluded: Sequence[Problem]
     provenance: str

@@ -65,6 +65,11 @@ class Tokens(Config):
     kind: Literal["tokens"] = "tokens"
     tokens: PositiveInt
 
+    @property
+    def name(self) -> str:
+        """Short name beside a size, e.g. '3e+05t'."""
+        return f"{self.tokens:.3g}t"
+
 
 class TokensPerParameter(Config):
     """A budget in tokens per active parameter of the baseline at each size; all its arms get the same tokens."""
@@ -72,12 +77,22 @@ class TokensPerParameter(Config):
     kind: Literal["tokens_per_parameter"] = "tokens_per_parameter"
     ratio: PositiveFloat
 
+    @property
+    def name(self) -> str:
+        """Short name beside a size, e.g. '20tpp'."""
+        return f"{self.ratio:g}tpp"
+
 
 class Flops(Config):
     """A budget in training FLOPs; each arm gets the tokens it can afford."""
 
     kind: Literal["flops"] = "flops"
     flops: PositiveFloat
+
+    @property
+    def name(self) -> str:
+        """Short name beside a size, e.g. '1e+18flops'."""
+        return f"{self.flops:.3g}flops"
 
 
 Budget = Annotated[Tokens | TokensPerParameter | Flops, Field(discriminator="kind")]
@@ -123,6 +138,7 @@ class Experiment(Config):
     def _names_are_unique(self) -> Self:
         for what, names in (
             ("sizes", [size.name for size in self.sizes]),
+            ("budgets", [budget.name for budget in self.budgets]),
             ("seeds", [str(seed) for seed in self.seeds]),
         ):
             twice = sorted({name for name in names if names.count(name) > 1})

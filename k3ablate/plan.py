@@ -83,7 +83,7 @@ def _rows(
         label = Label(
             experiment=experiment.name,
             arm=arm.name,
-            size=size.name,
+            size=_size_name(experiment, size, budget),
             seed=seed,
             digest=spec.digest() if spec else UNBUILT,
             levels=arm.levels,
@@ -91,6 +91,11 @@ def _rows(
         )
         rows.append(PlanRow(label, spec or None, counts, tokens, counts.training_flops(tokens)))
     return rows
+
+
+def _size_name(experiment: Experiment, size: Size, budget: Budget) -> str:
+    """A point on the curve: the size, with the budget where an experiment has several."""
+    return size.name if len(experiment.budgets) == 1 else f"{size.name}@{budget.name}"
 
 
 def _baseline_model(experiment: Experiment, size: Size) -> ModelConfig:

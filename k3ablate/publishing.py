@@ -4,7 +4,7 @@ Everything that is written depends on the plan and the records only, so that the
 The fitting is in `fits`, the looks are in `report`; nothing here trains.
 
     <root>/results/<experiment>/   runs.csv runs.parquet   one row per run (`collect`)
-                                   table.md table.csv figure.png figure.svg   one row per arm (`report`)
+                                   table.md table.csv curves.csv figure.png figure.svg   one row per arm (`report`)
 """
 
 import dataclasses
@@ -25,12 +25,14 @@ from k3ablate.jobs.folders import results_folder
 from k3ablate.plan import PlanRow
 from k3ablate.recipes import experiment_path
 from k3ablate.records import RunRecord, table, write_table
+from k3ablate.report import curves
 from k3ablate.report.figures import loss_against_compute, new_figure, save_figure
 from k3ablate.report.tables import Provenance, notes, render_text, write_tables
 from k3ablate.verbs import digests, plan_from_known_corpora
 
 RUNS_STEM = "runs"
 TABLE_STEM = "table"
+CURVES_FILE = "curves.csv"
 FIGURE_STEM = "figure"
 FLOPS_CONVENTION = "3 x counted forward FLOPs per token x tokens"
 BOOTSTRAP_SEED = 0  # the same records give the same intervals
@@ -65,16 +67,18 @@ def report(name: str, root: Path) -> Reported:
     analysis = _with_missing(analyse(material.table(), material.experiment.names.baseline, None, generator), material)
     provenance = _provenance(material)
     tables = write_tables(analysis, provenance, material.folder / TABLE_STEM)
+    fitted = curves.write_curves(analysis, material.folder / CURVES_FILE)
     figures = _draw(analysis, material.folder / FIGURE_STEM)
     return Reported(
         experiment=material.experiment.name,
         arms=[_arm_result(analysis, arm) for arm in analysis.arms],
+        curves=curves.rows(analysis),
         notes=notes(analysis),
         excluded=[
             Problem(f"{run.arm} {run.size} seed {run.seed}", run.status, run.reason) for run in analysis.excluded
         ],
         provenance=provenance.line(),
-        files=[*collected.files, *map(str, tables), *map(str, figures)],
+        files=[*collected.files, *map(str, tables), str(fitted), *map(str, figures)],
         table=render_text(analysis, provenance),
     )
 

@@ -87,6 +87,13 @@ def test_flops_budget_gives_equal_compute() -> None:
         assert row.flops == pytest.approx(1e12, rel=0.02)
 
 
+def test_several_budgets_are_points_of_their_own() -> None:
+    budgets = [{"kind": "tokens_per_parameter", "ratio": ratio} for ratio in (2, 4)]
+    rows = expand(load(DEMO).replaced("budgets", budgets), built).rows
+    assert {row.label.size for row in rows} == {f"{size}@{ratio}tpp" for size in ("xs", "s", "m") for ratio in (2, 4)}
+    assert len({(row.label.arm, row.label.size, row.label.seed) for row in rows}) == len(rows)
+
+
 def test_no_matching_leaves_the_ratios_alone() -> None:
     experiment = load(DEMO).replaced("match", "none")
     widths = {row.spec.model.width for row in expand(experiment, built).rows if row.spec}

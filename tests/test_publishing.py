@@ -115,7 +115,8 @@ def test_the_same_records_give_the_same_bytes(settle, place: Path) -> None:
     settle()
     first = publishing.report("planted.yaml", place / "runs")
     before = {file: Path(file).read_bytes() for file in first.files if not file.endswith(".parquet")}
-    assert {Path(file).name for file in before} == {"runs.csv", "table.md", "table.csv", "figure.png", "figure.svg"}
+    results = {"runs.csv", "table.md", "table.csv", "curves.csv", "figure.png", "figure.svg"}
+    assert {Path(file).name for file in before} == results
     second = publishing.report("planted.yaml", place / "runs")
     assert {file: Path(file).read_bytes() for file in before} == before
     assert as_json(second) == as_json(first)

@@ -1,0 +1,67 @@
+"""Which curves were fitted to every arm, and how far may each be trusted? One CSV row per arm and form.
+
+The published table shows the one form that its multipliers are read from; here both stand, with intervals and every
+diagnostic of the solver, or the reason why a form was refused. Nothing is computed here.
+"""
+
+import csv
+import io
+from pathlib import Path
+
+from k3ablate.fits.analysis import Analysis, ArmAnalysis
+from k3ablate.fits.forms import FORMS
+from k3ablate.fits.solve import Fit
+
+Row = dict[str, str | int | float]
+
+PARAMETERS = tuple(dict.fromkeys(name for form in FORMS.values() for name in form.parameters))
+
+
+def rows(analysis: Analysis) -> list[Row]:
+    """Every arm with every form: parameters with 95 percent intervals, diagnostics, or why it was `refused`."""
+    return [_row(arm, form) for arm in analysis.arms for form in FORMS]
+
+
+def write_curves(analysis: Analysis, path: Path) -> Path:
+    """Write the rows as CSV; the same bytes for the same analysis."""
+    text = io.StringIO()
+    table = rows(analysis)
+    writer = csv.DictWriter(text, fieldnames=list(table[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    path.write_text(text.getvalue(), encoding="utf-8", newline="\n")
+    return path
+
+
+def _row(arm: ArmAnalysis, form: str) -> Row:
+    fitted = arm.fits.get(form)
+    row: Row = {"arm": arm.arm, "form": form}
+    for name in PARAMETERS:
+        row |= {name: "", f"{name}_low": "", f"{name}_high": ""}
+    return row | _diagnostics(fitted) | {"refused": arm.no_fit.get(form, "")} | (_parameters(fitted) if fitted else {})
+
+
+def _parameters(fitted: Fit) -> Row:
+    found: Row = {}
+    for name, value in fitted.values.items():
+        interval = fitted.intervals[name]
+        found |= {name: value, f"{name}_low": interval.low, f"{name}_high": interval.high}
+    return found
+
+
+def _diagnostics(fitted: Fit | None) -> Row:
+    return {
+        "objective": fitted.objective if fitted else "",
+        "delta": fitted.delta if fitted else "",
+        "num_points": fitted.num_points if fitted else "",
+        "lowest_flops": fitted.x_range[0] if fitted else "",
+        "highest_flops": fitted.x_range[1] if fitted else "",
+        "clipped_share": fitted.clipped_share if fitted else "",
+        "num_starts": fitted.num_starts if fitted else "",
+        "converged_share": fitted.converged_share if fitted else "",
+        "condition_number": fitted.condition_number if fitted else "",
+        "at_bounds": " ".join(fitted.at_bounds) if fitted else "",
+        "intervals": fitted.interval_method if fitted else "",
+        "dropped": "; ".join(fitted.dropped) if fitted else "",
+        "warnings": "; ".join(fitted.warnings) if fitted else "",
+    }
