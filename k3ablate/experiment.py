@@ -155,7 +155,9 @@ class Experiment(Config):
     def _every_arm_is_valid(self) -> Self:
         for component in self.components:
             self.paths(component)
-        for arm in make_arms(self):
+        arms = make_arms(self)
+        _check_names(arms)
+        for arm in arms:
             check_arm(self, arm)
         return self
 
@@ -192,7 +194,9 @@ def make_arms(experiment: Experiment) -> tuple[Arm, ...]:
     names = experiment.names
     found: dict[tuple[str, ...], Arm] = {}
     for name, levels in _designed(experiment):
-        found.setdefault(tuple(levels.values()), Arm(name, levels, experiment.seeds))
+        arm = found.setdefault(tuple(levels.values()), Arm(name, levels, experiment.seeds))
+        if experiment.design == "list" and arm.name != name:
+            raise ValueError(f"arms.{name}: has the levels of {arm.name}; list each combination once")
     replicate = Arm(names.replicate, _baseline_levels(experiment), experiment.replicate_seeds)
     return (*found.values(), *([replicate] if experiment.replicate_seeds else []))
 
@@ -229,6 +233,13 @@ def check_arm(experiment: Experiment, arm: Arm) -> None:
                     f"{where}: {path}: this arm changes nothing: it is the baseline's value already; "
                     "write another value or drop the level"
                 )
+
+
+def _check_names(arms: tuple[Arm, ...]) -> None:
+    names = [arm.name for arm in arms]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"arms: {', '.join(twice)} stands for two arms; write other `names` or arm names")
 
 
 def _at(tree: Tree, path: str) -> Tree:

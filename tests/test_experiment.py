@@ -123,6 +123,14 @@ MISTAKES = {
         {"design": "list", "arms": [{"name": "odd", "levels": {"attention": "k4"}}]},
         r"arms.odd.attention: no level 'k4'; write one of k2, k3",
     ),
+    "arm named like the baseline": (
+        {"design": "list", "arms": [{"name": "k2", "levels": {"attention": "k3"}}]},
+        r"arms: k2 stands for two arms",
+    ),
+    "arm listed twice": (
+        {"design": "list", "arms": [{"name": name, "levels": {"attention": "k3"}} for name in ("one", "two")]},
+        r"arms.two: has the levels of one; list each combination once",
+    ),
     "first level changes something": (
         {"components": {"attention": {"levels": {"on": {"model.mixer": {"from": "kimi-k3"}}, "off": {}}}}},
         r"the first level 'on' is the baseline's and must be \{\}",
