@@ -33,6 +33,7 @@ data_app = App(name="data", help="Corpora: text cut into tokens once, named by c
 app.command(data_app)
 
 Json = Annotated[bool, Parameter(name="--json", negative="", help="The same numbers at full precision, as JSON.")]
+Form = Annotated[str | None, Parameter(help="Curve that multipliers are read from: power or power_floor.")]
 Workers = Annotated[int | None, Parameter(help="Worker processes, one run each at a time; default: one per core.")]
 
 
@@ -82,11 +83,11 @@ def collect(experiment: str, *, json: Json = False) -> int:
 
 
 @app.command
-def report(experiment: str, *, json: Json = False) -> int:
+def report(experiment: str, *, form: Form = None, json: Json = False) -> int:
     """Collect, fit, and write the table and the figure."""
     from k3ablate import publishing
 
-    return _show(publishing.report(experiment, _root()), json)
+    return _show(publishing.report(experiment, _root(), form), json)
 
 
 @app.command

@@ -59,13 +59,16 @@ def collect(name: str, root: Path) -> Collected:
     return _collected(_read(name, root))
 
 
-def report(name: str, root: Path) -> Reported:
-    """Collect, fit, and write the table and the figure; InputError where nothing can be fitted or shown."""
+def report(name: str, root: Path, form: str | None = None) -> Reported:
+    """Collect, fit, and write the table and the figure; InputError where nothing can be fitted or shown.
+
+    Multipliers are read from curves of `form`; None leaves the choice to `analyse`.
+    """
     material = _read(name, root)
     collected = _collected(material)
     generator = np.random.default_rng(BOOTSTRAP_SEED)
-    analysis = _with_missing(analyse(material.table(), material.experiment.names.baseline, None, generator), material)
-    provenance = _provenance(material)
+    analysis = _with_missing(analyse(material.table(), material.experiment.names.baseline, form, generator), material)
+    provenance = _provenance(material, form)
     tables = write_tables(analysis, provenance, material.folder / TABLE_STEM)
     fitted = curves.write_curves(analysis, material.folder / CURVES_FILE)
     figures = _draw(analysis, material.folder / FIGURE_STEM)
@@ -112,7 +115,7 @@ def _with_missing(analysis: Analysis, material: _Material) -> Analysis:
     return dataclasses.replace(analysis, warnings=(*analysis.warnings, warning))
 
 
-def _provenance(material: _Material) -> Provenance:
+def _provenance(material: _Material, form: str | None) -> Provenance:
     records = material.records.values()
     return Provenance(
         experiment=material.experiment.name,
@@ -120,7 +123,7 @@ def _provenance(material: _Material) -> Provenance:
         corpus=_all({record.corpus for record in records}),
         flops_convention=FLOPS_CONVENTION,
         code_version=_all({record.versions.get("code", "not recorded") for record in records}),
-        command=f"k3ablate report {material.name}",
+        command=f"k3ablate report {material.name}" + (f" --form {form}" if form else ""),
     )
 
 

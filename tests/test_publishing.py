@@ -111,6 +111,16 @@ def test_the_planted_multiplier_is_read_back(settle, place: Path) -> None:
     assert (arm.num_runs, arm.largest_size) == (8, "l")
 
 
+def test_the_form_can_be_asked_for_and_is_the_one_that_is_read(settle, place: Path) -> None:
+    settle()
+    for form in ("power", "power_floor"):
+        answer = publishing.report("planted.yaml", place / "runs", form)
+        assert [arm.form for arm in answer.arms] == [form, form]
+        assert f"curves: {form}, as asked for" in answer.notes
+    with pytest.raises(InputError, match=r"form: unknown form 'cubic'; write one of power, power_floor"):
+        publishing.report("planted.yaml", place / "runs", "cubic")
+
+
 def test_the_same_records_give_the_same_bytes(settle, place: Path) -> None:
     settle()
     first = publishing.report("planted.yaml", place / "runs")

@@ -151,7 +151,7 @@ def _refuse_undetermined(form: Form, compute_N: Array) -> list[str]:
     if distinct < form.min_distinct:
         raise InputError(
             f"{form.name}: undetermined: {distinct} different compute values for {num_free} free parameters "
-            f"(seeds do not help); add sizes until there are {form.min_distinct}, or write form: power"
+            f"(seeds do not help); add sizes until there are {form.min_distinct}, or ask for the form power"
         )
     if distinct == num_free:
         return [f"{distinct} different compute values determine {form.name} exactly: nothing checks its shape"]
