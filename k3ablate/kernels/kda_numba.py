@@ -1,29 +1,31 @@
 """How does the KDA recurrence run at the speed of a CPU's cache? Forward and backward in numba, float32.
 
-One (batch, head) pair at a time, and of its state a tile of 16 value channels: columns of the state do not see each
-other, so a tile is a recurrence of its own that fits the first-level cache. The state at the start of every segment
-of 32 tokens is kept; the backward recomputes the states in between. One thread, by plain loops: runs go side by side
-in worker processes. `kda.recurrent_kda` is what this must equal; `kda.kda` chooses between the two.
+One (batch, head) pair at a time, and of its state a tile of 16 value channels, which are the lanes of a vector: columns
+of the state do not see each other, so a tile is a recurrence of its own that fits the first-level cache. The state at
+the start of every segment of 32 tokens is kept; the backward recomputes the states in between. Pairs are shared out
+over torch's threads and do not meet, so that their number changes no bit. `kda.recurrent_kda` is what this must equal;
+`kda.kda` chooses between the two.
 
 Compiled code is cached on disk beside this file, or in NUMBA_CACHE_DIR.
 
 Shapes: as in `kda.py`, and P (batch, head) pairs, N tiles of a head, W channels of a tile, S segments.
 """
 
-from typing import Any, TypeAlias
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numba
 import numpy
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-TILE = 16  # value channels of a tile; a constant, so that loops over it become vector instructions
-SEGMENT = 32  # tokens between kept states
+from k3ablate.kernels.vector import LANES, fma, load, multiply, splat, store, total
 
-Array: TypeAlias = NDArray[numpy.float32]
+TILE = LANES  # value channels of a tile
+SEGMENT = 32  # tokens between kept states
 
 # Reordered sums vectorise; NaN and infinity keep their meaning, so that a diverged run is seen as one.
 compiled = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
@@ -80,7 +82,7 @@ class _NumbaKda(torch.autograd.Function):
         num_pairs, num_tiles, length, _ = value_PNTW.shape
         kept_PNSKW = value_PNTW.new_empty(num_pairs, num_tiles, -(-length // SEGMENT), *initial_PNKW.shape[2:])
         output_PNTW, state_PNKW = torch.empty_like(value_PNTW), initial_PNKW.clone()
-        _forward(*_arrays(*inputs[:5], state_PNKW, kept_PNSKW, output_PNTW))
+        _share_out(_forward, *inputs[:5], state_PNKW, kept_PNSKW, output_PNTW)
         ctx.save_for_backward(*inputs[:5], kept_PNSKW)
         return output_PNTW, state_PNKW
 
@@ -90,12 +92,20 @@ class _NumbaKda(torch.autograd.Function):
         *inputs, kept_PNSKW = ctx.saved_tensors
         state_gradient = final_gradient.clone(memory_format=torch.contiguous_format)
         gradients = [torch.zeros_like(tensor) for tensor in inputs]
-        _backward(*_arrays(*inputs, kept_PNSKW, output_gradient.contiguous(), state_gradient, *gradients))
+        _share_out(_backward, *inputs, kept_PNSKW, output_gradient.contiguous(), state_gradient, *gradients)
         return *gradients, state_gradient
 
 
-def _arrays(*tensors: Tensor) -> list[Array]:
-    return [tensor.detach().numpy() for tensor in tensors]
+def _share_out(kernel: Callable[..., None], *tensors: Tensor) -> None:
+    """Call `kernel` on parts of the pairs, one part for each of torch's threads."""
+    parts = zip(*(tensor.detach().chunk(torch.get_num_threads()) for tensor in tensors), strict=True)
+    arrays = [[tensor.numpy() for tensor in part] for part in parts]
+    if len(arrays) == 1:
+        kernel(*arrays[0])
+        return
+    with ThreadPoolExecutor(len(arrays)) as threads:  # the compiled code holds no lock
+        for call in [threads.submit(kernel, *part) for part in arrays]:
+            call.result()
 
 
 @compiled
@@ -110,13 +120,11 @@ def _forward(query, key, value, retention, strength, state, kept, output):  # ty
 
 @compiled
 def _forward_tile(query, key, value, retention, strength, state, kept, output):  # type: ignore[no-untyped-def]
-    new = numpy.empty(TILE, numpy.float32)
     for t in range(value.shape[0]):
         if t % SEGMENT == 0:
             kept[t // SEGMENT] = state
-        _novelty(state, key[t], value[t], retention[t], new)
-        _write(state, key[t], retention[t], strength[t], new, state)
-        _read(state, query[t], output[t])
+        new = _novelty(state, key[t], load(value, t * TILE), retention[t])
+        store(output, t * TILE, _write(state, key[t], retention[t], strength[t], new, state, query[t]))
 
 
 @compiled
@@ -125,92 +133,77 @@ def _backward(  # type: ignore[no-untyped-def]
     of_strength,
 ):  # fmt: skip
     """Every pair and tile; `of_x` is the gradient of x. `of_state` is of the final states, then of the initial ones."""
+    states = numpy.empty((SEGMENT + 1, key.shape[2], TILE), numpy.float32)  # before each token of a segment
+    news = numpy.empty((SEGMENT, TILE), numpy.float32)
     for p in range(value.shape[0]):
         for n in range(value.shape[1]):
-            _backward_tile(
-                query[p], key[p], value[p, n], retention[p], strength[p], kept[p, n], of_output[p, n], of_state[p, n],
-                of_query[p], of_key[p], of_value[p, n], of_retention[p], of_strength[p],
-            )  # fmt: skip
+            for segment in range(kept.shape[2] - 1, -1, -1):
+                start, stop = segment * SEGMENT, min((segment + 1) * SEGMENT, value.shape[2])
+                states[0] = kept[p, n, segment]
+                _recompute(
+                    query[p, start:stop], key[p, start:stop], value[p, n, start:stop], retention[p, start:stop],
+                    strength[p, start:stop], states, news,
+                )  # fmt: skip
+                for t in range(stop - 1, start - 1, -1):
+                    r = t - start
+                    of_strength[p, t] += _token_backward(
+                        query[p, t], key[p, t], retention[p, t], strength[p, t], states[r], states[r + 1], news[r],
+                        of_output[p, n, t], of_state[p, n],
+                        of_query[p, t], of_key[p, t], of_value[p, n, t], of_retention[p, t],
+                    )  # fmt: skip
 
 
 @compiled
-def _backward_tile(  # type: ignore[no-untyped-def]
-    query, key, value, retention, strength, kept, of_output, of_state, of_query, of_key, of_value, of_retention,
-    of_strength,
-):  # fmt: skip
-    states = numpy.empty((SEGMENT + 1, key.shape[1], TILE), numpy.float32)  # before each token of a segment
-    news = numpy.empty((SEGMENT, TILE), numpy.float32)
-    for segment in range(kept.shape[0] - 1, -1, -1):
-        start = segment * SEGMENT
-        stop = min(start + SEGMENT, value.shape[0])
-        states[0] = kept[segment]
-        for t in range(start, stop):
-            r = t - start
-            _novelty(states[r], key[t], value[t], retention[t], news[r])
-            _write(states[r], key[t], retention[t], strength[t], news[r], states[r + 1])
-        for t in range(stop - 1, start - 1, -1):
-            r = t - start
-            of_strength[t] += _token_backward(
-                query[t], key[t], retention[t], strength[t], states[r], news[r], of_output[t], of_state,
-                of_query[t], of_key[t], of_value[t], of_retention[t],
-            )  # fmt: skip
+def _recompute(query, key, value, retention, strength, states, news):  # type: ignore[no-untyped-def]
+    """States and novelties of one segment again."""
+    for t in range(value.shape[0]):
+        new = _novelty(states[t], key[t], load(value, t * TILE), retention[t])
+        store(news, t * TILE, new)
+        _write(states[t], key[t], retention[t], strength[t], new, states[t + 1], query[t])
 
 
 @compiled
-def _novelty(state, key, value, retention, new):  # type: ignore[no-untyped-def]
-    """What the value holds beyond what the decayed state recalls for this key."""
-    for j in range(TILE):
-        new[j] = value[j]
+def _novelty(state, key, value, retention):  # type: ignore[no-untyped-def]
+    """What the value vector holds beyond what the decayed state recalls for this key."""
+    new = value
     for i in range(key.shape[0]):
-        weight = key[i] * retention[i]
-        for j in range(TILE):
-            new[j] -= weight * state[i, j]
+        new = fma(splat(-key[i] * retention[i]), load(state, i * TILE), new)
+    return new
 
 
 @compiled
-def _write(state, key, retention, strength, new, result):  # type: ignore[no-untyped-def]
+def _write(state, key, retention, strength, new, result, query):  # type: ignore[no-untyped-def]
+    """Decay and write into `result`, which may be `state`; returns what the query reads there."""
+    output = splat(numpy.float32(0))
     for i in range(key.shape[0]):
-        weight = key[i] * strength
-        for j in range(TILE):
-            result[i, j] = retention[i] * state[i, j] + weight * new[j]
-
-
-@compiled
-def _read(state, query, output):  # type: ignore[no-untyped-def]
-    for j in range(TILE):
-        output[j] = 0
-    for i in range(query.shape[0]):
-        for j in range(TILE):
-            output[j] += query[i] * state[i, j]
+        decayed = multiply(splat(retention[i]), load(state, i * TILE))
+        row = fma(splat(key[i] * strength), new, decayed)
+        store(result, i * TILE, row)
+        output = fma(splat(query[i]), row, output)
+    return output
 
 
 @compiled
 def _token_backward(  # type: ignore[no-untyped-def]
-    query, key, retention, strength, state, new, of_output, of_state, of_query, of_key, of_value, of_retention
-):
+    query, key, retention, strength, state, next_state, new, of_output, of_state, of_query, of_key, of_value,
+    of_retention,
+):  # fmt: skip
     """One token in reverse; returns the gradient of its write strength. `state` is the one before the token."""
-    of_written = numpy.zeros(TILE, numpy.float32)
+    given = load(of_output, 0)
+    of_written = splat(numpy.float32(0))
     for i in range(key.shape[0]):
-        for j in range(TILE):
-            of_state[i, j] += query[i] * of_output[j]
-            of_written[j] += key[i] * of_state[i, j]
-    of_strength = numpy.float32(0)
-    for j in range(TILE):
-        of_strength += of_written[j] * new[j]
-        of_value[j] = strength * of_written[j]
+        of_row = fma(splat(query[i]), given, load(of_state, i * TILE))
+        store(of_state, i * TILE, of_row)
+        of_written = fma(splat(key[i]), of_row, of_written)
+    written = multiply(splat(strength), load(new, 0))
+    of_new = multiply(splat(strength), of_written)
+    store(of_value, 0, of_new)
     for i in range(key.shape[0]):
-        of_query_i = numpy.float32(0)
-        of_key_i = numpy.float32(0)
-        of_retention_i = numpy.float32(0)
-        for j in range(TILE):
-            decayed = retention[i] * state[i, j]
-            written = strength * new[j]
-            of_query_i += (decayed + key[i] * written) * of_output[j]
-            of_key_i += of_state[i, j] * written - decayed * of_value[j]
-            of_decayed = of_state[i, j] - key[i] * of_value[j]
-            of_retention_i += of_decayed * state[i, j]
-            of_state[i, j] = retention[i] * of_decayed
-        of_query[i] += of_query_i
-        of_key[i] += of_key_i
-        of_retention[i] += of_retention_i
-    return of_strength
+        row, of_row = load(state, i * TILE), load(of_state, i * TILE)
+        of_decayed = fma(splat(-key[i]), of_new, of_row)
+        recalled = multiply(splat(-retention[i]), row)
+        of_query[i] += total(multiply(load(next_state, i * TILE), given))
+        of_key[i] += total(fma(of_row, written, multiply(recalled, of_new)))
+        of_retention[i] += total(multiply(of_decayed, row))
+        store(of_state, i * TILE, multiply(splat(retention[i]), of_decayed))
+    return total(multiply(of_written, load(new, 0)))
