@@ -55,10 +55,10 @@ class Softmax(MixerConfig):
         """Queries and output for every head, keys and values for the shared ones."""
         return {"projections": 2 * width * self.head_width * (self.num_heads + self.num_key_value_heads)}
 
-    def flops_per_token(self, width: int, context: int) -> float:
+    def flops(self, width: int, context: int) -> Mapping[str, float]:
         """Projections, and the core at the causal average: H (T + 1) (K + V)."""
         core = self.num_heads * (context + 1) * 2 * self.head_width
-        return 2 * self.parameters(width)["projections"] + core
+        return {"projections": 2 * self.parameters(width)["projections"], "cores": core}
 
     def build(self, width: int) -> "SoftmaxAttention":
         """The torch module, uninitialised."""
@@ -96,10 +96,11 @@ class LatentMixerConfig(MixerConfig):
         output = self.inner_width * width
         return {"projections": query + key_value + output, "norms": self.query_rank + self.key_value_rank}
 
-    def flops_per_token(self, width: int, context: int) -> float:
+    def flops(self, width: int, context: int) -> Mapping[str, float]:
         """Every matrix once, and the core at the causal average: H (T + 1) (d_n + d_s + d_v); norms are left out."""
         matrices = sum(count for group, count in self.parameters(width).items() if group != "norms")
-        return 2 * matrices + self.num_heads * (context + 1) * (self.query_width + self.value_width)
+        core = self.num_heads * (context + 1) * (self.query_width + self.value_width)
+        return {"projections": 2 * matrices, "cores": core}
 
     @property
     def query_width(self) -> int:

@@ -4,7 +4,7 @@ The ledger of every number that is published: parameters by named group, active 
 and AttnRes links. The contract tests hold it against the built modules. Nothing here builds a module.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from k3ablate.model.decoder import ModelConfig
@@ -21,8 +21,13 @@ class Counts:
     total_params: int
     active_params: int
     active_params_without_embeddings: int
-    flops_per_token: float
+    flops: dict[str, float]  # forward, per token, by structure: what a token is multiplied with
     links: int
+
+    @property
+    def flops_per_token(self) -> float:
+        """Forward FLOPs of one token."""
+        return sum(self.flops.values())
 
     def training_flops(self, tokens: int) -> float:
         """3 x forward FLOPs of `tokens` tokens (statistics.md, section 8)."""
@@ -46,7 +51,7 @@ def count(config: ModelConfig, context: int) -> Counts:
         total_params=total,
         active_params=total - idle,
         active_params_without_embeddings=total - idle - groups["lm_head"],
-        flops_per_token=_flops_per_token(config, context),
+        flops=_flops(config, context),
         links=config.residual.num_links(config.num_layers),
     )
 
@@ -64,11 +69,13 @@ def _groups(config: ModelConfig) -> Counter[str]:
     return groups
 
 
-def _flops_per_token(config: ModelConfig, context: int) -> float:
-    """Forward FLOPs per token, every product the model executes (specification 5)."""
-    per_layer = sum(
-        mixer.flops_per_token(config.width, context) + feed_forward.flops_per_token(config.width)
-        for mixer, feed_forward in config.layers()
-    )
-    reads = config.residual.flops_per_token(config.width, config.num_layers)
-    return per_layer + reads + 2.0 * config.width * config.vocabulary_size
+def _flops(config: ModelConfig, context: int) -> dict[str, float]:
+    """Forward FLOPs per token of every product the model executes, by structure (specification 5)."""
+    flops: defaultdict[str, float] = defaultdict(float)
+    for mixer, feed_forward in config.layers():
+        parts = (*mixer.flops(config.width, context).items(), *feed_forward.flops(config.width).items())
+        for structure, value in parts:
+            flops[structure] += value
+    flops["reads"] = config.residual.flops_per_token(config.width, config.num_layers)
+    flops["lm_head"] = 2.0 * config.width * config.vocabulary_size
+    return {structure: value for structure, value in flops.items() if value}

@@ -90,9 +90,9 @@ class Dense(FeedForwardConfig):
         """All of them."""
         return glu_parameters(width, self.hidden_width)
 
-    def flops_per_token(self, width: int) -> float:
+    def flops(self, width: int) -> Mapping[str, float]:
         """6 x width x hidden width."""
-        return 2.0 * glu_parameters(width, self.hidden_width)
+        return {"dense": 2.0 * glu_parameters(width, self.hidden_width)}
 
     def build(self, width: int, balancing: BalancingConfig) -> "DenseFeedForward":
         """The GLU behind the feed-forward interface."""

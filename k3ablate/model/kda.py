@@ -111,8 +111,8 @@ class KDA(MixerConfig):
             "norms": self.head_width,
         }
 
-    def flops_per_token(self, width: int, context: int) -> float:
-        """Projections, convolutions and the recurrence, 7 H K V (specification 5); independent of `context`.
+    def flops(self, width: int, context: int) -> Mapping[str, float]:
+        """Projections with convolutions, and the recurrence, 7 H K V (specification 5); independent of `context`.
 
         The recurrence is the definition. What a chunked kernel multiplies beyond it (23 percent at K3's size and
         C = 64, several times as much for heads of 16) is that kernel's choice, like masked tiles of softmax attention.
@@ -120,7 +120,7 @@ class KDA(MixerConfig):
         parameters = self.parameters(width)
         elementwise = self.inner_width + self.num_heads + parameters["norms"]  # dt_bias, A_log: no products
         core = 7 * self.num_heads * self.head_width**2
-        return 2 * (sum(parameters.values()) - elementwise) + core
+        return {"projections": 2 * (sum(parameters.values()) - elementwise), "cores": core}
 
     def build(self, width: int) -> "KimiDeltaAttention":
         """The torch module, uninitialised."""

@@ -94,11 +94,15 @@ class RoutedConfig(FeedForwardConfig):
         every = sum(self.parameters(width).values())
         return every - idle * glu_parameters(self.routed_width(width), self.expert_width)
 
-    def flops_per_token(self, width: int) -> float:
-        """2 per multiply-add of router, active experts, shared experts and latent projections (specification 5)."""
-        routed = self.num_active * glu_parameters(self.routed_width(width), self.expert_width)
-        shared = glu_parameters(width, self.num_shared * self.expert_width)
-        return 2.0 * (width * self.num_experts + routed + shared + self.latent_products(width))
+    def flops(self, width: int) -> Mapping[str, float]:
+        """2 per multiply-add of router, latent projections, shared experts and active experts (specification 5)."""
+        products = {
+            "router": width * self.num_experts,
+            "latent": self.latent_products(width),
+            "shared_experts": glu_parameters(width, self.num_shared * self.expert_width),
+            "routed_experts": self.num_active * glu_parameters(self.routed_width(width), self.expert_width),
+        }
+        return {group: 2.0 * count for group, count in products.items() if count}
 
     def router(self, width: int, balancing: BalancingConfig) -> "Router":
         """The router with its balancer."""

@@ -37,10 +37,6 @@ class Plain(ResidualConfig):
         """No reads by attention."""
         return 0
 
-    def flops_per_token(self, width: int, num_layers: int) -> float:
-        """Additions are lower order."""
-        return 0.0
-
     def build(self, width: int, num_layers: int) -> "PlainStream":
         """The stream, without parameters."""
         return PlainStream()
@@ -66,10 +62,6 @@ class AttnResConfig(ResidualConfig):
             links += num_sources
             num_sources += self.block_starts(site, num_layers)
         return links + num_sources
-
-    def flops_per_token(self, width: int, num_layers: int) -> float:
-        """6 x width per link: score, mean square and weighted sum (specification 5)."""
-        return 6.0 * width * self.num_links(num_layers)
 
     def build(self, width: int, num_layers: int) -> "AttnResStream":
         """The stream with its 2 x num_layers + 1 reads."""

@@ -62,8 +62,15 @@ class MixerConfig(Config):
         """Parameter count by named group, e.g. {'projections': ..., 'norms': ...}; sums to the module's own count."""
 
     @abstractmethod
+    def flops(self, width: int, context: int) -> Mapping[str, float]:
+        """Forward FLOPs per token by structure ('projections', 'cores'), 2 per multiply-add (specification 5).
+
+        A core is counted at the causal average over `context`.
+        """
+
     def flops_per_token(self, width: int, context: int) -> float:
-        """Forward FLOPs per token, 2 per multiply-add, at the causal average over `context` (specification 5)."""
+        """Forward FLOPs per token of the whole mixer."""
+        return sum(self.flops(width, context).values())
 
     @abstractmethod
     def build(self, width: int) -> "Mixer":
@@ -107,8 +114,12 @@ class FeedForwardConfig(Config):
         """Weights that multiply one token's activations: shared and top-k routed experts, router included."""
 
     @abstractmethod
+    def flops(self, width: int) -> Mapping[str, float]:
+        """Forward FLOPs per token by the groups of `parameters`, 2 per multiply-add (specification 5)."""
+
     def flops_per_token(self, width: int) -> float:
-        """Forward FLOPs per token, 2 per multiply-add (specification 5)."""
+        """Forward FLOPs per token of the whole feed-forward."""
+        return sum(self.flops(width).values())
 
     @abstractmethod
     def build(self, width: int, balancing: BalancingConfig) -> "FeedForward":
@@ -138,9 +149,9 @@ class ResidualConfig(Config):
     def num_links(self, num_layers: int) -> int:
         """(source, consumer) pairs of all reads, output read included; 0 where nothing is read by attention."""
 
-    @abstractmethod
     def flops_per_token(self, width: int, num_layers: int) -> float:
-        """Forward FLOPs per token of all reads: 6 x width x links (specification 5)."""
+        """Forward FLOPs per token of all reads, 6 x width per link: score, square, weighted sum (specification 5)."""
+        return 6.0 * width * self.num_links(num_layers)
 
     @abstractmethod
     def build(self, width: int, num_layers: int) -> "ResidualStream":
