@@ -74,15 +74,14 @@ def chunked_kda(
 ) -> tuple[Tensor, Tensor]:
     """The recurrence with one step per chunk (specification 4.1, chunk form).
 
-    Safe for any decay: every exponent is a difference of cumulated log-decays that is at most 0.
+    Safe for any decay: every exponent is a sum of log-decays, at most 0.
     """
     length = key_BTHK.shape[1]
     query, key, value = (_chunks(tensor) for tensor in (query_BTHK, key_BTHK, value_BTHV))
     strength_BHNC1 = _chunks(write_strength_BTH[..., None])
-    cumulated_BHNCK = _chunks(log_decay_BTHK).cumsum(dim=-2)
-    retained_BHNCK = cumulated_BHNCK.exp()
+    retained_BHNCK, between_BHNCCK = _retentions(_chunks(log_decay_BTHK))
 
-    key_key_BHNCC, query_key_BHNCC = _decayed_products(query, key, cumulated_BHNCK)
+    key_key_BHNCC, query_key_BHNCC = _decayed_products(query, key, between_BHNCCK)
     right_side = strength_BHNC1 * torch.cat([retained_BHNCK * key, value], dim=-1)
     solved = torch.linalg.solve_triangular(  # the diagonal is taken as 1
         strength_BHNC1 * key_key_BHNCC, right_side, upper=False, unitriangular=True
@@ -90,7 +89,7 @@ def chunked_kda(
     recall_BHNCK, update_BHNCV = solved.split([key.shape[-1], value.shape[-1]], dim=-1)
 
     read_BHNCK = retained_BHNCK * query
-    write_BHNKC = ((cumulated_BHNCK[..., -1:, :] - cumulated_BHNCK).exp() * key).transpose(-1, -2)
+    write_BHNKC = (between_BHNCCK[..., -1, :, :] * key).transpose(-1, -2)
     kept_BHNK1 = retained_BHNCK[..., -1, :, None]
     state_BHKV = zero_state(key_BTHK, value_BTHV) if initial_state_BHKV is None else initial_state_BHKV
     outputs = []
@@ -114,13 +113,22 @@ def _chunks(tensor_BTHX: Tensor) -> Tensor:
     return padded.transpose(1, 2).reshape(batch, num_heads, -1, CHUNK, width)
 
 
-def _decayed_products(query: Tensor, key: Tensor, cumulated_BHNCK: Tensor) -> tuple[Tensor, Tensor]:
+def _retentions(log_decay_BHNCK: Tensor) -> tuple[Tensor, Tensor]:
+    """What is kept of the state from the chunk's start to each row, BHNCK, and from column to row, BHNCCK.
+
+    Each sum of log-decays is formed by itself. As differences of sums from the start they would cancel: at a decay of
+    -5 everywhere their gradients in float32 lost two digits.
+    """
+    ones = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=log_decay_BHNCK.device)
+    after_CC1, before_CC1 = ones.tril(diagonal=-1)[..., None], ones.triu(diagonal=1)[..., None]
+    steps_BHNCCK = (log_decay_BHNCK[..., :, None, :] * after_CC1).cumsum(dim=-3)
+    # Masked before exp: the gradient of a retention that does not exist is zero.
+    return log_decay_BHNCK.cumsum(dim=-2).exp(), steps_BHNCCK.masked_fill(before_CC1, -torch.inf).exp()
+
+
+def _decayed_products(query: Tensor, key: Tensor, between_BHNCCK: Tensor) -> tuple[Tensor, Tensor]:
     """Key-key (below the diagonal) and query-key (diagonal included) products decayed from column to row, BHNCC."""
-    difference = cumulated_BHNCK[..., :, None, :] - cumulated_BHNCK[..., None, :, :]
-    later = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=key.device).triu(diagonal=1)
-    # Masked before exp: above the diagonal the exponent is positive and would overflow, and 0 x inf is NaN.
-    decay_BHNCCK = difference.masked_fill(later[..., None], -torch.inf).exp()
-    columns_BHNCCK = decay_BHNCCK * key[..., None, :, :]
+    columns_BHNCCK = between_BHNCCK * key[..., None, :, :]
     rows_BHNC2K = torch.stack([key, query], dim=-2)
     key_key, query_key = (rows_BHNC2K @ columns_BHNCCK.transpose(-1, -2)).unbind(dim=-2)
     return key_key.tril(diagonal=-1), query_key

@@ -1,8 +1,9 @@
 """The recurrence against an independent one, and every fast form against the recurrence."""
 
 import functools
+import itertools
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -14,25 +15,42 @@ from k3ablate.kernels.kda import KdaFunction, chunked_kda, kda, recurrent_kda
 from k3ablate.kernels.kda_numba import numba_kda
 
 LENGTHS = (1, 15, 16, 17, 32, 63, 257)
+CUTS = (1, 1, 15, 16, 17, 40)  # lengths of segments
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 FAST_FORMS = [
     pytest.param(chunked_kda, torch.float64, id="chunked-float64"),
     pytest.param(chunked_kda, torch.float32, id="chunked-float32"),
     pytest.param(numba_kda, torch.float32, id="numba-float32"),
 ]
+every_fast_form = pytest.mark.parametrize(("function", "dtype"), FAST_FORMS)
 
 
-def kda_inputs(length: int, key_width: int = 16, value_width: int = 24) -> list[Tensor]:
+def kda_inputs(
+    length: int, key_width: int = 16, value_width: int = 24, batch: int = 2, num_heads: int = 3
+) -> list[Tensor]:
     """Query, key, value, log-decay in (-5, 0), write strength and initial state, in float64."""
     generator = torch.Generator().manual_seed(length)
 
     def normal(*shape: int) -> Tensor:
-        return torch.randn(2, *shape, generator=generator, dtype=torch.float64)
+        return torch.randn(batch, *shape, generator=generator, dtype=torch.float64)
 
-    query, key = (functional.normalize(normal(length, 3, key_width), dim=-1) for _ in range(2))
-    log_decay = -5 * (normal(length, 3, key_width) - 1).sigmoid()
-    strength = normal(length, 3).sigmoid()
-    return [query, key, normal(length, 3, value_width), log_decay, strength, normal(3, key_width, value_width)]
+    keys = (length, num_heads, key_width)
+    query, key = (functional.normalize(normal(*keys), dim=-1) for _ in range(2))
+    log_decay = -5 * (normal(*keys) - 1).sigmoid()
+    strength = normal(length, num_heads).sigmoid()
+    state = normal(num_heads, key_width, value_width)
+    return [query, key, normal(length, num_heads, value_width), log_decay, strength, state]
+
+
+EXTREMES = list(itertools.product([-5.0, -1e-6, 0.0, -60.0], [0.0, 0.5, 1.0]))  # log-decay and write strength
+
+
+def inputs_at_extremes(length: int) -> list[Tensor]:
+    """A batch of the same inputs, each with one log-decay and one write strength of EXTREMES throughout."""
+    batch = [tensor.repeat(len(EXTREMES), *[1] * (tensor.ndim - 1)) for tensor in kda_inputs(length, batch=1)]
+    for index, (log_decay, strength) in enumerate(EXTREMES):
+        batch[3][index], batch[4][index] = log_decay, strength
+    return batch
 
 
 def results_and_gradients(function: KdaFunction, inputs: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
@@ -49,25 +67,47 @@ def expected_at(length: int) -> list[Tensor]:
     return results_and_gradients(recurrent_kda, kda_inputs(length), torch.float64)
 
 
-def assert_close(actual: list[Tensor], expected: list[Tensor], tolerance: float, smallest: float = 0.0) -> None:
-    """Each tensor within `tolerance` of the expected one, relative to its norm or, where that is less, `smallest`."""
+@functools.cache
+def expected_at_extremes(length: int) -> list[Tensor]:
+    """As `expected_at`, for `inputs_at_extremes(length)`."""
+    return results_and_gradients(recurrent_kda, inputs_at_extremes(length), torch.float64)
+
+
+def assert_close(actual: Iterable[Tensor], expected: Iterable[Tensor], tolerance: float) -> None:
+    """Each tensor within `tolerance` of the norm of the expected one; what its dtype cannot hold may be zero."""
     for index, (one, other) in enumerate(zip(actual, expected, strict=True)):
+        assert one.isfinite().all()
         error, norm = (one.double() - other.double()).norm().item(), other.double().norm().item()
-        assert error <= tolerance * max(norm, smallest), f"tensor {index}: error {error}, norm {norm}"
+        assert error <= tolerance * max(norm, torch.finfo(one.dtype).tiny), f"tensor {index}: {error} of {norm}"
 
 
-def naive_recurrent_kda() -> Callable[..., tuple[Tensor, Tensor]]:
-    """The public plain implementation; its import warns about a missing GPU."""
+def cut(function: KdaFunction) -> KdaFunction:
+    """`function` over segments of CUTS, each starting from the state of the one before."""
+
+    def by_segments(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+        *sequences, state = inputs
+        outputs = []
+        for segment in zip(*(tensor.split(CUTS, dim=1) for tensor in sequences), strict=True):
+            output, state = function(*segment, state)
+            outputs.append(output)
+        return torch.cat(outputs, dim=1), state
+
+    return by_segments
+
+
+def public_kda(*inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The public plain implementation, which works in float32; its import warns about a missing GPU."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from fla.ops.kda.naive import naive_recurrent_kda as function
-    return function
+        from fla.ops.kda.naive import naive_recurrent_kda
+    return naive_recurrent_kda(*inputs[:5], scale=1.0, initial_state=inputs[5], output_final_state=True)
 
 
-def test_recurrence_equals_public_one():
-    inputs = [tensor.float() for tensor in kda_inputs(37)]
-    expected = naive_recurrent_kda()(*inputs[:5], scale=1.0, initial_state=inputs[5], output_final_state=True)
-    assert_close(list(recurrent_kda(*inputs)), list(expected), 1e-6)
+def test_recurrence_equals_public_one_in_results_and_gradients():
+    actual, expected = (
+        results_and_gradients(function, kda_inputs(37), torch.float32) for function in (recurrent_kda, public_kda)
+    )
+    assert_close(actual, expected, 1e-6)
 
 
 def test_recurrence_by_hand():
@@ -79,30 +119,66 @@ def test_recurrence_by_hand():
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize(("function", "dtype"), FAST_FORMS)
+@every_fast_form
 def test_fast_equals_recurrence(function: KdaFunction, dtype: torch.dtype, length: int):
     assert_close(results_and_gradients(function, kda_inputs(length), dtype), expected_at(length), TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("log_decay", [-5.0, -1e-6, 0.0, -60.0])
-@pytest.mark.parametrize("strength", [0.0, 0.5, 1.0])
-@pytest.mark.parametrize(("function", "dtype"), FAST_FORMS)
-def test_fast_equals_recurrence_at_extremes(
-    function: KdaFunction, dtype: torch.dtype, log_decay: float, strength: float
-):
-    inputs = kda_inputs(50)
-    inputs[3], inputs[4] = torch.full_like(inputs[3], log_decay), torch.full_like(inputs[4], strength)
+@pytest.mark.parametrize("length", LENGTHS)
+@every_fast_form
+def test_fast_equals_recurrence_at_extremes(function: KdaFunction, dtype: torch.dtype, length: int):
+    actual = results_and_gradients(function, inputs_at_extremes(length), dtype)
+    expected = expected_at_extremes(length)
+    for index in range(len(EXTREMES)):
+        assert_close((one[index] for one in actual), (other[index] for other in expected), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("width", [16, 32, 64, 128])
+@every_fast_form
+def test_fast_equals_recurrence_for_a_batch_of_one_in_heads_of(function: KdaFunction, dtype: torch.dtype, width: int):
+    """The first head with decays as they come, the others at both extremes."""
+    inputs = kda_inputs(63, width, width, batch=1, num_heads=3)
+    inputs[3][:, :, 1], inputs[3][:, :, 2] = -5.0, -1e-6
     expected = results_and_gradients(recurrent_kda, inputs, torch.float64)
-    # Some results vanish here, to 1e-150 and less, and an exponent of -80 in float32 is good to 5e-6 only.
-    assert_close(results_and_gradients(function, inputs, dtype), expected, 3 * TOLERANCE[dtype], smallest=0.1)
+    actual = results_and_gradients(function, inputs, dtype)
+    heads = [2, 1, 2, 2, 2, 2, 2, 1]  # axis of output, final state, and the gradients of all inputs
+    for head in range(3):
+        assert_close(
+            (tensor.select(axis, head) for tensor, axis in zip(actual, heads, strict=True)),
+            (tensor.select(axis, head) for tensor, axis in zip(expected, heads, strict=True)),
+            TOLERANCE[dtype],
+        )
 
 
 @pytest.mark.parametrize(("key_width", "value_width"), [(2, 1), (6, 16), (20, 33)])
-@pytest.mark.parametrize(("function", "dtype"), FAST_FORMS)
+@every_fast_form
 def test_fast_equals_recurrence_at_odd_widths(
     function: KdaFunction, dtype: torch.dtype, key_width: int, value_width: int
 ):
     inputs = kda_inputs(40, key_width, value_width)
+    expected = results_and_gradients(recurrent_kda, inputs, torch.float64)
+    assert_close(results_and_gradients(function, inputs, dtype), expected, TOLERANCE[dtype])
+
+
+@every_fast_form
+def test_fast_equals_recurrence_with_one_key_written_over_and_over(function: KdaFunction, dtype: torch.dtype):
+    """The hardest system a chunk can pose: each write undoes the one before."""
+    inputs = kda_inputs(70)
+    inputs[3].fill_(-1e-3)
+    inputs[4].fill_(1.0)
+    inputs[1] = inputs[1][:, :1].expand_as(inputs[1])
+    expected = results_and_gradients(recurrent_kda, inputs, torch.float64)
+    assert_close(results_and_gradients(function, inputs, dtype), expected, TOLERANCE[dtype])
+
+
+@every_fast_form
+def test_fast_equals_recurrence_where_channels_forget_at_once_or_never(function: KdaFunction, dtype: torch.dtype):
+    """Decays far apart side by side, also beyond what the softplus form reaches, and tokens without key and query."""
+    inputs = kda_inputs(70)
+    decays = torch.tensor([0.0, -1e-3, -5.0, -60.0, -1e4], dtype=torch.float64)
+    inputs[3] = decays[torch.randint(5, inputs[3].shape, generator=torch.Generator().manual_seed(0))]
+    inputs[0][:, 20:25], inputs[1][:, 22:27] = 0, 0
+    inputs[2] *= 1e4
     expected = results_and_gradients(recurrent_kda, inputs, torch.float64)
     assert_close(results_and_gradients(function, inputs, dtype), expected, TOLERANCE[dtype])
 
@@ -114,13 +190,10 @@ def test_no_initial_state_is_zeros(function: KdaFunction):
         assert torch.equal(with_none, with_zeros)
 
 
-@pytest.mark.parametrize("function", [chunked_kda, numba_kda])
-def test_two_halves_equal_the_whole(function: KdaFunction):
-    *inputs, state = (tensor.float() for tensor in kda_inputs(90))
-    whole, final = function(*inputs, state)
-    first, between = function(*(tensor[:, :41] for tensor in inputs), state)
-    second, last = function(*(tensor[:, 41:] for tensor in inputs), between)
-    assert_close([torch.cat([first, second], dim=1), last], [whole, final], 1e-5)
+@every_fast_form
+def test_segments_that_hand_the_state_over_equal_the_whole(function: KdaFunction, dtype: torch.dtype):
+    length = sum(CUTS)
+    assert_close(results_and_gradients(cut(function), kda_inputs(length), dtype), expected_at(length), TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("function", [chunked_kda, numba_kda])
