@@ -10,6 +10,7 @@ import hashlib
 import io
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -101,8 +102,17 @@ def parse(config_class: type[ConfigType], tree: Tree, source: str) -> ConfigType
     try:
         return config_class.model_validate(tree)
     except ValidationError as error:
-        details = error.errors(include_url=False)
+        details = _deepest(error.errors(include_url=False))
         raise InputError("\n".join(f"{source}: {_explain(config_class, detail)}" for detail in details)) from None
+
+
+@contextmanager
+def located(place: str) -> Iterator[None]:
+    """Put `place` in front of the message of an InputError that is raised inside."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{place}: {error}") from None
 
 
 def override(tree: Mapping[str, Tree], path: str, value: Tree, source: str) -> dict[str, Tree]:
@@ -144,6 +154,17 @@ def _suggest(word: str, known: list[str]) -> str:
     if near:
         return f"did you mean {near[0]!r}?"
     return f"write one of {', '.join(known)}" if known else "nothing can be set below it"
+
+
+def _deepest(details: list[ErrorDetails]) -> list[ErrorDetails]:
+    """Without complaints that a collection is too short because an item of it was refused."""
+    places = [detail["loc"] for detail in details]
+    return [
+        detail
+        for detail in details
+        if detail["type"] != "too_short"
+        or not any(len(place) > len(detail["loc"]) and place[: len(detail["loc"])] == detail["loc"] for place in places)
+    ]
 
 
 def _explain(config_class: type[Config], detail: ErrorDetails) -> str:

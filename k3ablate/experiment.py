@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from k3ablate.config import Config, Difference, InputError, Tree, differences, override, parse, read_yaml
 from k3ablate.model.decoder import ModelConfig
 from k3ablate.model.sizes import Matching, Size
-from k3ablate.recipes import recipe
+from k3ablate.references import resolved
 from k3ablate.training.spec import DataRecipe, Execution, TrainingConfig
 
 # Where each component of the mission lives; any other component states its own paths.
@@ -29,7 +29,6 @@ COMPONENT_PATHS: dict[str, tuple[str, ...]] = {
     "schedule": ("training.schedule",),
     "data": ("data",),
 }
-RECIPE_KINDS = ("model", "data", "training")
 
 
 class Setting(Config):
@@ -130,8 +129,8 @@ class Experiment(Config):
     match: Matching = "flops_per_token"
     sizes: tuple[Size, ...] = Field(min_length=1)
     budgets: tuple[Budget, ...] = Field(min_length=1)
-    seeds: tuple[int, ...] = Field(min_length=1)
-    replicate_seeds: tuple[int, ...] = ()  # the baseline again under another name: the A/A arm
+    seeds: tuple[NonNegativeInt, ...] = Field(min_length=1)
+    replicate_seeds: tuple[NonNegativeInt, ...] = ()  # the baseline again under another name: the A/A arm
     execution: Execution = Execution()
 
     @model_validator(mode="after")
@@ -186,7 +185,7 @@ def load(path: Path) -> Experiment:
     tree = read_yaml(path)
     if not isinstance(tree, Mapping):
         raise InputError(f"{path}: an experiment is a mapping of keys to values, found {tree!r}")
-    return parse(Experiment, _resolved(tree, source=str(path)), source=str(path))
+    return parse(Experiment, resolved(tree, str(path), _complete), source=str(path))
 
 
 def make_arms(experiment: Experiment) -> tuple[Arm, ...]:
@@ -310,53 +309,6 @@ def _known_levels(experiment: Experiment, arm: ListedArm) -> dict[str, str]:
     return dict(arm.levels)
 
 
-def _resolved(tree: Mapping[str, Tree], source: str) -> dict[str, Tree]:
-    """Names of recipes replaced by what they hold, and `{from: recipe}` by the same path of that recipe."""
-    resolved = dict(tree)
-    if isinstance(tree.get("baseline"), Mapping):
-        resolved["baseline"] = _resolved_baseline(tree["baseline"], source)
-    if isinstance(tree.get("sizes"), str):
-        resolved["sizes"] = recipe("sizes", tree["sizes"])
-    if isinstance(tree.get("components"), Mapping):
-        resolved["components"] = {
-            name: _resolved_component(component, f"{source}: components.{name}")
-            for name, component in tree["components"].items()
-        }
-    return resolved
-
-
-def _resolved_baseline(tree: Mapping[str, Tree], source: str) -> dict[str, Tree]:
-    """Recipe names under model, data and training become trees; `set:` overrides single values of them."""
-    baseline = {key: value for key, value in tree.items() if key != "set"}
-    for kind in RECIPE_KINDS:
-        if isinstance(baseline.get(kind), str):
-            baseline[kind] = recipe(kind, baseline[kind])
-    if not tree.get("set"):
-        return baseline
-    baseline = parse(Setting, baseline, source=f"{source}: baseline").tree()  # with its defaults, which may be set
-    for path, value in tree["set"].items():
-        baseline = override(baseline, path, value, source=f"{source}: baseline.set")
-    return baseline
-
-
-def _resolved_component(component: Tree, source: str) -> Tree:
-    if not isinstance(component, Mapping) or not isinstance(component.get("levels"), Mapping):
-        return component
-    levels = {
-        level: {path: _taken(path, value, f"{source}.levels.{level}") for path, value in (changes or {}).items()}
-        for level, changes in component["levels"].items()
-    }
-    return {**component, "levels": levels}
-
-
-def _taken(path: str, value: Tree, source: str) -> Tree:
-    """`{from: kimi-k3}` at path model.mixer is the `mixer` of recipes/model/kimi-k3.yaml."""
-    if not isinstance(value, Mapping) or set(value) != {"from"}:
-        return value
-    kind, *keys = path.split(".")
-    found = recipe(kind, value["from"])
-    for key in keys:
-        if not isinstance(found, Mapping) or key not in found:
-            raise InputError(f"{source}.{path}: recipe {kind}/{value['from']} has no {'.'.join(keys)}")
-        found = found[key]
-    return found
+def _complete(baseline: Tree, source: str) -> Tree:
+    """A baseline with every default written out, so that `set:` reaches those too."""
+    return parse(Setting, baseline, source=source).tree()

@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
-from k3ablate.config import Config, InputError
+from k3ablate.config import Config, InputError, parse
 from k3ablate.model.counting import count
 from k3ablate.model.decoder import FeedForwardPattern, MixerPattern, ModelConfig
 from k3ablate.model.slots import Dial
@@ -28,8 +28,8 @@ class Size(Config):
     name: str = Field(min_length=1)
     width: PositiveInt
     num_layers: PositiveInt
-    head_width: PositiveInt | None = None
-    num_active: PositiveInt | None = None  # routed experts per token; all experts keep their ratio to them
+    head_width: PositiveInt | None = Field(default=None, multiple_of=2)  # rotary pairs need even numbers
+    num_active: PositiveInt | None = Field(default=None, ge=2)  # routed per token; all experts keep their ratio to them
     multiple: PositiveInt = 4  # of the width and of every inner width that follows from it
 
     @model_validator(mode="after")
@@ -60,7 +60,7 @@ def scaled(reference: ModelConfig, size: Size, vocabulary_size: int) -> ModelCon
         "feed_forward": _scaled_feed_forwards(reference.feed_forward, dial),
         "residual": reference.residual.scaled(size.num_layers),
     }
-    return ModelConfig.model_validate(dict(reference) | changes)
+    return parse(ModelConfig, dict(reference) | changes, source=f"size {size.name}")
 
 
 def matched(
