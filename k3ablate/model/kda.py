@@ -4,13 +4,16 @@ A linear-time token mixer: each head keeps a matrix as its memory, forgets per k
 recalls. The recurrence itself and its fast forms are in `kernels/kda.py`. Formulas and initial values: specification
 4.1; tensors: section 2. `BoundedSigmoid` is K3's decay, `SoftplusDecay` Kimi Linear's.
 
-Shape legend: `slots.py`, and P channels of all heads together (H x K; value heads are as wide as key heads).
+`forward` takes whole sequences; `resume` goes on from the state of an earlier segment, down to one token at a time.
+
+Shape legend: `slots.py`, and P channels of all heads together (H x K; value heads are as wide as key heads), W
+positions a convolution looks back.
 """
 
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt
@@ -139,11 +142,12 @@ class ShortConvolution(Initialised):
         bound = self.weight.shape[-1] ** -0.5
         nn.init.uniform_(self.weight, -bound, bound, generator=generator)
 
-    def forward(self, x_BTP: Tensor) -> Tensor:
-        """x_BTP -> y_BTP, in float32 at least."""
+    def forward(self, x_BTP: Tensor, before_BPW: Tensor) -> tuple[Tensor, Tensor]:
+        """x_BTP and the inputs just before it -> y_BTP and the last inputs so far, in float32 at least."""
         num_channels, _, width = self.weight.shape
-        padded_BPT = functional.pad(at_least_float32(x_BTP).transpose(1, 2), (width - 1, 0))
-        return functional.silu(functional.conv1d(padded_BPT, self.weight, groups=num_channels).transpose(1, 2))
+        seen_BPT = torch.cat([before_BPW, at_least_float32(x_BTP).transpose(1, 2)], dim=2)
+        y_BTP = functional.silu(functional.conv1d(seen_BPT, self.weight, groups=num_channels).transpose(1, 2))
+        return y_BTP, seen_BPT[..., seen_BPT.shape[2] - (width - 1) :]
 
 
 class Decay(Initialised):
@@ -177,6 +181,15 @@ class Decay(Initialised):
         return self.config.decay.log_decay(biased_BTHK, self.A_log)
 
 
+class KdaState(NamedTuple):
+    """All that a segment of a sequence needs of what came before it; its size does not grow with the length."""
+
+    query_BPW: Tensor  # the last inputs of each convolution
+    key_BPW: Tensor
+    value_BPW: Tensor
+    memory_BHKV: Tensor
+
+
 class KimiDeltaAttention(Mixer):
     """y = W_o [sigmoid(W_g x) * RMSNorm(o)] per head, o from the recurrence (K3 report, equation 6)."""
 
@@ -196,26 +209,36 @@ class KimiDeltaAttention(Mixer):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """x_BTD -> y_BTD."""
+        y_BTD, _ = self.resume(x_BTD, self.start(x_BTD))
+        return y_BTD
+
+    def start(self, x_BTD: Tensor) -> KdaState:
+        """The state before the first position of sequences like x_BTD: zeros."""
+        config, (batch, _, _) = self.config, x_BTD.shape
+        like = at_least_float32(x_BTD)
+        before_BPW = like.new_zeros(batch, config.inner_width, config.convolution_width - 1)
+        memory_BHKV = like.new_zeros(batch, config.num_heads, config.head_width, config.head_width)
+        return KdaState(before_BPW, before_BPW, before_BPW, memory_BHKV)
+
+    def resume(self, x_BTD: Tensor, state: KdaState) -> tuple[Tensor, KdaState]:
+        """x_BTD, which goes on where `state` was left -> y_BTD and the state after it."""
         query, key, value = self.query(x_BTD), self.key(x_BTD), self.value(x_BTD)
         decay_BTP, strength_BTH = self.decay.logits(x_BTD), self.write_strength(x_BTD)
         with full_precision(x_BTD):
-            read_BTHV = self._recall(query, key, value, decay_BTP, strength_BTH)
+            query_BTP, query_BPW = self.query_convolution(query, state.query_BPW)
+            key_BTP, key_BPW = self.key_convolution(key, state.key_BPW)
+            value_BTP, value_BPW = self.value_convolution(value, state.value_BPW)
+            read_BTHV, memory_BHKV = kda(
+                self.config.head_width**-0.5 * unit_length(self._heads(query_BTP)),
+                unit_length(self._heads(key_BTP)),
+                self._heads(value_BTP),
+                self.decay(self._heads(decay_BTP)),
+                at_least_float32(strength_BTH).sigmoid(),
+                state.memory_BHKV,
+            )
         gate_BTP = self.gate(x_BTD).sigmoid()
         y_BTD: Tensor = self.output(gate_BTP * self.norm(read_BTHV).flatten(2))
-        return y_BTD
-
-    def _recall(
-        self, query_BTP: Tensor, key_BTP: Tensor, value_BTP: Tensor, decay_BTP: Tensor, strength_BTH: Tensor
-    ) -> Tensor:
-        """From projections to what the memory gives back, read_BTHV."""
-        query_BTHK = unit_length(self._heads(self.query_convolution(query_BTP)))
-        key_BTHK = unit_length(self._heads(self.key_convolution(key_BTP)))
-        value_BTHV = self._heads(self.value_convolution(value_BTP))
-        log_decay_BTHK = self.decay(self._heads(decay_BTP))
-        strength_BTH = at_least_float32(strength_BTH).sigmoid()
-        scale = self.config.head_width**-0.5
-        read_BTHV, _ = kda(scale * query_BTHK, key_BTHK, value_BTHV, log_decay_BTHK, strength_BTH)
-        return read_BTHV
+        return y_BTD, KdaState(query_BPW, key_BPW, value_BPW, memory_BHKV)
 
     def _heads(self, x_BTP: Tensor) -> Tensor:
         return x_BTP.reshape(*x_BTP.shape[:2], self.config.num_heads, self.config.head_width)

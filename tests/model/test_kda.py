@@ -117,6 +117,40 @@ def test_causal(config: KDA):
     assert not torch.allclose(before[:, 11:], after[:, 11:])
 
 
+def by_segments(module: KimiDeltaAttention, x_BTD: Tensor, lengths: list[int]) -> Tensor:
+    """The module over segments, each from the state that the one before left."""
+    state, outputs = module.start(x_BTD), []
+    for segment in x_BTD.split(lengths, dim=1):
+        output, state = module.resume(segment, state)
+        outputs.append(output)
+    return torch.cat(outputs, dim=1)
+
+
+@pytest.mark.parametrize("lengths", [[1] * LENGTH, [20, 1], [2, 1, 16, 2], [17, 4], [3, 15, 3]], ids=str)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_segments_that_hand_the_state_over_equal_the_whole(
+    config: KDA, dtype: torch.dtype, tolerance: float, lengths: list[int]
+):
+    """Outputs and all gradients, through the state too; segments of one are decoding."""
+    results = []
+    for run in (lambda module, x: module(x), lambda module, x: by_segments(module, x, lengths)):
+        module, x = built(config, dtype), tokens(dtype).requires_grad_()
+        output = run(module, x)
+        results.append([output, *torch.autograd.grad(output.square().sum(), [x, *module.parameters()])])
+    for whole, cut in zip(*results, strict=True):
+        assert (whole - cut).norm() <= tolerance * whole.norm()
+
+
+def test_the_state_does_not_grow_and_stays_in_float32_under_autocast():
+    module = built(KDA(num_heads=3, head_width=8), torch.float32)
+    first = module.start(tokens(torch.float32))
+    with torch.autocast("cpu", torch.bfloat16):
+        _, later = module.resume(tokens(torch.float32), first)
+    assert [tensor.shape for tensor in later] == [tensor.shape for tensor in first]
+    assert {tensor.dtype for tensor in (*first, *later)} == {torch.float32}
+
+
 def test_autocast_leaves_the_memory_in_float32(monkeypatch: pytest.MonkeyPatch):
     """In bfloat16 the projections lose digits, the recurrence does not: its inputs arrive in float32."""
     seen: dict[str, Any] = {}
