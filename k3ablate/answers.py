@@ -8,7 +8,7 @@ import dataclasses
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -75,7 +75,7 @@ class PlannedRow:
     total_params: int
     active_params: int
     flops_per_token: float
-    flops_mismatch: float
+    mismatch: float
     tokens: int
     flops: float
     digest: str | None
@@ -103,7 +103,7 @@ class Planned:
         headers = ["arm", "size", "seed", "total", "active", "FLOPs/token", "match", "tokens", "FLOPs", "run", "state"]
         rows = [
             (row.arm, row.size, row.seed, number(row.total_params), number(row.active_params),
-             number(row.flops_per_token), f"{row.flops_mismatch:+.2%}", number(row.tokens), number(row.flops),
+             number(row.flops_per_token), f"{row.mismatch:+.2%}", number(row.tokens), number(row.flops),
              row.digest or "-", row.state)
             for row in self.rows
         ]  # fmt: skip
@@ -175,31 +175,6 @@ class Collected:
         """How many rows there are, and where the table is."""
         head = f"{self.experiment}: {self.num_rows} of {self.num_planned} rows have a record ({_states(self.counts)})"
         return "\n".join([head, *self.files])
-
-
-@dataclass(frozen=True)
-class Counted:
-    """`count`: a model's parameters by group, FLOPs per token and links."""
-
-    model: str
-    context: int
-    total_params: int
-    active_params: int
-    flops_per_token: float
-    links: int
-    groups: Mapping[str, int]
-
-    def text(self) -> str:
-        """The groups, then the totals, to the last parameter."""
-        width = max(len(name) for name in self.groups)
-        lines = [f"{name:<{width}}  {value:>22,}" for name, value in self.groups.items()]
-        return "\n".join([
-            *lines, "",
-            f"total parameters {self.total_params:,}",
-            f"active parameters {self.active_params:,} (LM head in, embedding look-up out)",
-            f"forward FLOPs per token {self.flops_per_token:,.0f} at a context of {self.context:,}",
-            f"attention-residual links {self.links:,}",
-        ])  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -294,9 +269,10 @@ def plain(value: Tree) -> Tree:
     return str(value) if isinstance(value, Path) else value
 
 
-def table(rows: Sequence[Sequence[object]], headers: Sequence[str]) -> str:
-    """Columns under headers, numbers as they come."""
-    return str(tabulate(rows, headers, tablefmt="simple", disable_numparse=True))
+def table(rows: Sequence[Sequence[object]], headers: Sequence[str], right: Collection[int] = ()) -> str:
+    """Columns under headers, numbers as they come; those whose index is in `right` end flush."""
+    sides = ["right" if column in right else "left" for column in range(len(headers))]
+    return str(tabulate(rows, headers, tablefmt="simple", disable_numparse=True, colalign=sides))
 
 
 def number(value: float) -> str:

@@ -11,7 +11,7 @@ from k3ablate.config import InputError
 from k3ablate.experiment import Arm, Budget, Experiment, Flops, Setting, Tokens, make_arms, setting
 from k3ablate.model.counting import Counts, count
 from k3ablate.model.decoder import ModelConfig
-from k3ablate.model.sizes import Size, matched, scaled
+from k3ablate.model.sizes import Size, matched, quantity, scaled
 from k3ablate.records import Label
 from k3ablate.training.spec import DataRecipe, RunSpec
 
@@ -87,7 +87,7 @@ def _rows(
             seed=seed,
             digest=spec.digest() if spec else UNBUILT,
             levels=arm.levels,
-            flops_mismatch=counts.flops_per_token / goal.flops_per_token - 1,
+            mismatch=quantity(counts, experiment.match) / quantity(goal, experiment.match) - 1,
         )
         rows.append(PlanRow(label, spec or None, counts, tokens, counts.training_flops(tokens)))
     return rows

@@ -11,14 +11,15 @@ from pathlib import Path
 from typing import Self
 
 import pandas
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from k3ablate.config import Closed, Config, InputError
+from k3ablate.storage import write_atomic
 
 # Columns of every table of records, in order; one column per component's level follows them.
 COLUMNS = (
     "digest", "experiment", "arm", "size", "seed", "status", "reason", "loss", "bits_per_byte", "flops", "flops_6nd",
-    "active_params", "total_params", "tokens", "wall_seconds", "flops_mismatch", "corpus", "validation",
+    "active_params", "total_params", "tokens", "wall_seconds", "mismatch", "corpus", "validation",
 )  # fmt: skip
 
 # Loss and bits per byte of every other validation set follow as `loss:<set>` and `bits_per_byte:<set>`.
@@ -32,6 +33,13 @@ class Status(StrEnum):
     DIVERGED = "diverged"
     OUT_OF_TIME = "out_of_time"
     FAILED = "failed"
+
+
+# What a run leaves in its folder; the record last, which settles it.
+RECORD_FILE = "record.json"
+METRICS_FILE = "metrics.jsonl"
+CHECKPOINTS_FOLDER = "checkpoints"
+SETTLED = frozenset({Status.FINISHED, Status.DIVERGED})  # never trained again
 
 
 class Evaluation(Config):
@@ -75,6 +83,25 @@ class RunRecord(Closed):
         return self
 
 
+def read_record(folder: Path) -> RunRecord | None:
+    """The record in a run's folder, or None; a damaged file is an InputError that names it."""
+    path = folder / RECORD_FILE
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    try:
+        return RunRecord.model_validate_json(text)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]["msg"]
+        raise InputError(f"{path}: not a run record ({problem}); delete it to run again") from None
+
+
+def write_record(record: RunRecord, folder: Path) -> None:
+    """Settle a run."""
+    write_atomic(folder / RECORD_FILE, record.model_dump_json(indent=1) + "\n")
+
+
 @dataclass(frozen=True)
 class Label:
     """How one experiment calls one run: results are keyed by digest, names live here."""
@@ -85,7 +112,7 @@ class Label:
     seed: int
     digest: str
     levels: Mapping[str, str]  # component -> level
-    flops_mismatch: float  # FLOPs per token of the arm over the baseline's, minus 1
+    mismatch: float  # what the experiment matches (FLOPs per token if nothing), over the baseline's, minus 1
 
 
 def table(labels: Iterable[Label], records: Mapping[str, RunRecord]) -> pandas.DataFrame:
@@ -133,7 +160,7 @@ def _row(label: Label, record: RunRecord) -> dict[str, object]:
         "total_params": record.total_params,
         "tokens": record.tokens,
         "wall_seconds": record.wall_seconds,
-        "flops_mismatch": label.flops_mismatch,
+        "mismatch": label.mismatch,
         "corpus": record.corpus,
         "validation": PUBLISHED_SET,
     }

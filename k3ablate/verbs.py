@@ -14,7 +14,6 @@ from k3ablate.answers import (
     Checked,
     CorpusAnswer,
     CorpusSet,
-    Counted,
     Planned,
     PlannedRow,
     Problem,
@@ -22,14 +21,20 @@ from k3ablate.answers import (
     Standings,
 )
 from k3ablate.config import InputError, parse, read_yaml
+from k3ablate.counted import Counted
 from k3ablate.experiment import Experiment, arm_differences, load
 from k3ablate.jobs import folders, local
-from k3ablate.jobs.folders import SETTLED, State, corpora_folder
+from k3ablate.jobs.folders import SETTLED_STATES, State, corpora_folder
 from k3ablate.jobs.progress import Reporter
-from k3ablate.model.counting import count
+from k3ablate.model.census import checked
+from k3ablate.model.conventions import Published, outside, readings
 from k3ablate.model.decoder import ModelConfig
+from k3ablate.model.links import LinkCounts, link_table
+from k3ablate.model.moe import RoutedConfig
+from k3ablate.model.residual import BlockAttnRes
+from k3ablate.model.traffic import Traffic, even_routing, traffic
 from k3ablate.plan import Plan, PlanRow, data_recipes, expand
-from k3ablate.recipes import experiment_path, recipe_path
+from k3ablate.recipes import experiment_path, published_path, recipe_path
 from k3ablate.records import RunRecord, Status
 from k3ablate.storage import require_writable
 from k3ablate.training.corpus import Corpus, build, known
@@ -70,7 +75,7 @@ def plan(name: str, root: Path, num_workers: int) -> Planned:
     states = folders.states(root, digests(rows))
     records = folders.records(root, states)
     runs = {row.label.digest or str(index): row for index, row in enumerate(rows)}.values()
-    flops_left = sum(row.flops for row in runs if states.get(row.label.digest) not in SETTLED)
+    flops_left = sum(row.flops for row in runs if states.get(row.label.digest) not in SETTLED_STATES)
     rate, basis = _throughput(records.values())
     return Planned(
         experiment=experiment.name,
@@ -93,7 +98,7 @@ def run(name: str, root: Path, num_workers: int, reporter: Reporter) -> Ran:
     require_writable(root)
     rows = plan_from_built_corpora(experiment, root, reporter.say).rows
     states = folders.states(root, digests(rows))
-    if not SETTLED.issuperset(states.values()):
+    if not SETTLED_STATES.issuperset(states.values()):
         _prepare_tracking(root)
     records = local.run_grid(rows, root, experiment.execution, num_workers, reporter)
     return Ran(experiment.name, Counter(str(record.status) for record in records.values()), _problems(rows, records))
@@ -111,10 +116,15 @@ def status(name: str, root: Path) -> Standings:
     return Standings(experiment.name, counts, _problems(rows, folders.records(root, states)))
 
 
-def count_model(name: str, context: int) -> Counted:
-    """Parameters, FLOPs per token and links of a model recipe, given by name or path."""
-    path = Path(name) if name.endswith((".yaml", ".yml")) else recipe_path("model", name)
-    counts = count(parse(ModelConfig, read_yaml(path), source=str(path)), context)
+def count_model(name: str, context: int, num_ranks: int | None = None) -> Counted:
+    """Parameters, FLOPs per token, links and, on `num_ranks`, traffic of a model recipe, given by name or path.
+
+    Counted in closed form and on the built modules, AssertionError where they differ. What is published of a model is
+    found by its name; a path has none.
+    """
+    config, published = _model_recipe(name)
+    counts, found = checked(config, context)
+    beside = outside(config, found, published)
     return Counted(
         model=name,
         context=context,
@@ -123,6 +133,11 @@ def count_model(name: str, context: int) -> Counted:
         flops_per_token=counts.flops_per_token,
         links=counts.links,
         groups=counts.groups,
+        outside=beside,
+        conventions=readings(found, beside, published),
+        flops=counts.flops,
+        link_table=_link_table(config),
+        traffic=None if num_ranks is None else _even_traffic(name, config, num_ranks),
     )
 
 
@@ -187,7 +202,7 @@ def _planned_row(row: PlanRow, state: State) -> PlannedRow:
         total_params=counts.total_params,
         active_params=counts.active_params,
         flops_per_token=counts.flops_per_token,
-        flops_mismatch=label.flops_mismatch,
+        mismatch=label.mismatch,
         tokens=row.tokens,
         flops=row.flops,
         digest=label.digest or None,
@@ -221,6 +236,28 @@ def _prepare_tracking(root: Path) -> None:
     from k3ablate import tracking
 
     tracking.prepare(tracking.tracking_uri(root))
+
+
+def _model_recipe(name: str) -> tuple[ModelConfig, Published | None]:
+    is_path = name.endswith((".yaml", ".yml"))
+    path = Path(name) if is_path else recipe_path("model", name)
+    config = parse(ModelConfig, read_yaml(path), source=str(path))
+    facts = None if is_path else published_path(name)
+    return config, None if facts is None else parse(Published, read_yaml(facts), source=str(facts))
+
+
+def _link_table(config: ModelConfig) -> list[LinkCounts]:
+    """With the model's own blocks; without blocks there is nothing to compare."""
+    if not isinstance(config.residual, BlockAttnRes):
+        return []
+    return link_table(config.num_layers, config.residual.layers_per_block(config.num_layers))
+
+
+def _even_traffic(name: str, config: ModelConfig, num_ranks: int) -> Traffic:
+    feed_forward = config.feed_forward.main
+    if not isinstance(feed_forward, RoutedConfig):
+        raise InputError(f"--ranks {num_ranks}: {name} has no routed experts to share out; leave --ranks away")
+    return traffic(feed_forward, config.width, even_routing(feed_forward.num_experts, num_ranks))
 
 
 def _data_recipe(name: str) -> DataRecipe:

@@ -38,7 +38,7 @@ def test_published_experiments_plan_and_build(path: Path) -> None:
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_arms_are_matched_and_see_the_same_tokens(path: Path) -> None:
     plan = expand(load(path), built)
-    assert all(abs(row.label.flops_mismatch) <= LARGEST_MISMATCH for row in plan.rows)
+    assert all(abs(row.label.mismatch) <= LARGEST_MISMATCH for row in plan.rows)
     by_size: dict[str, set[int]] = {}
     for row in plan.rows:
         by_size.setdefault(row.label.size, set()).add(row.tokens)

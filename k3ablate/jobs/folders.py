@@ -19,19 +19,22 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from pydantic import ValidationError
-
 from k3ablate.config import InputError
-from k3ablate.records import RunRecord
+from k3ablate.records import (
+    CHECKPOINTS_FOLDER,
+    METRICS_FILE,
+    RECORD_FILE,
+    SETTLED,
+    RunRecord,
+    read_record,
+    write_record,
+)
 from k3ablate.storage import write_atomic
 
 if TYPE_CHECKING:
     from k3ablate.training.spec import RunSpec
 
 SPEC_FILE = "spec.json"
-RECORD_FILE = "record.json"
-METRICS_FILE = "metrics.jsonl"
-CHECKPOINTS = "checkpoints"
 LOG_FILE = "log.txt"
 FAILURE_FILE = "failure.txt"
 LOCK_FILE = "lock"
@@ -52,7 +55,7 @@ class State(StrEnum):
     FAILED = "failed"
 
 
-SETTLED = frozenset({State.FINISHED, State.DIVERGED})  # never trained again
+SETTLED_STATES = frozenset(State(status) for status in SETTLED)
 
 
 class Progress(NamedTuple):
@@ -87,20 +90,11 @@ class RunFolder:
 
     def record(self) -> RunRecord | None:
         """What came out, or None; a damaged file is an InputError that names it."""
-        text = _read(self.path / RECORD_FILE)
-        if text is None:
-            return None
-        try:
-            return RunRecord.model_validate_json(text)
-        except ValidationError as error:
-            problem = error.errors(include_url=False)[0]["msg"]
-            raise InputError(
-                f"{self.path / RECORD_FILE}: not a run record ({problem}); delete it to run again"
-            ) from None
+        return read_record(self.path)
 
     def write_record(self, record: RunRecord) -> None:
         """Settle the run."""
-        write_atomic(self.path / RECORD_FILE, record.model_dump_json(indent=1) + "\n")
+        write_record(record, self.path)
 
     def write_failure(self, record: RunRecord, details: str) -> None:
         """Keep a failed record, and `details` (a traceback) beside it."""
@@ -143,7 +137,7 @@ class RunFolder:
             os.close(descriptor)
 
     def _has_checkpoint(self) -> bool:
-        checkpoints = self.path / CHECKPOINTS
+        checkpoints = self.path / CHECKPOINTS_FOLDER
         return checkpoints.is_dir() and any(entry.suffix != ".tmp" for entry in checkpoints.iterdir())
 
 

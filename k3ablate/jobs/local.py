@@ -19,11 +19,11 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from k3ablate.config import InputError
-from k3ablate.jobs.folders import LOG_FILE, SETTLED, Progress, RunFolder, State, prepare
+from k3ablate.jobs.folders import LOG_FILE, Progress, RunFolder, prepare
 from k3ablate.jobs.progress import Pace, Reporter, Standing
 from k3ablate.jobs.worker import Answer, Outcome, Task, Trainer, failed_record, train_run, work
 from k3ablate.plan import PlanRow
-from k3ablate.records import Label, RunRecord
+from k3ablate.records import SETTLED, Label, RunRecord
 from k3ablate.storage import require_writable
 from k3ablate.training.spec import Execution, RunSpec
 
@@ -150,7 +150,7 @@ class _Grid:
         """Longest first, so that no long run starts when the others are done."""
         for job in sorted(self.jobs, key=lambda job: job.flops, reverse=True):
             record = job.folder.record()
-            if record is not None and State(record.status) in SETTLED:
+            if record is not None and record.status in SETTLED:
                 self.records[job.digest] = record
             else:
                 self.progress[job.digest] = job.folder.progress()

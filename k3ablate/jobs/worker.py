@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from k3ablate import storage
-from k3ablate.jobs.folders import LOG_FILE, SETTLED, SPEC_FILE, Progress, RunFolder, corpora_folder
+from k3ablate.jobs.folders import LOG_FILE, SETTLED_STATES, SPEC_FILE, Progress, RunFolder, corpora_folder
 from k3ablate.records import RunRecord, Status
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def attempt(task: Task, execution_json: str, trainer: Trainer) -> Answer:
         with folder.claimed() as is_mine:
             if not is_mine:
                 return Answer(Outcome.HELD)
-            if folder.state() not in SETTLED:
+            if folder.state() not in SETTLED_STATES:
                 folder.forget_failure()
                 with _output_to(folder.path / LOG_FILE):
                     _train(task, execution_json, trainer)

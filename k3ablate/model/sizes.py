@@ -10,7 +10,7 @@ from typing import Literal, Self
 from pydantic import Field, PositiveInt, model_validator
 
 from k3ablate.config import Config, InputError, parse
-from k3ablate.model.counting import count
+from k3ablate.model.counting import Counts, count
 from k3ablate.model.decoder import FeedForwardPattern, MixerPattern, ModelConfig
 from k3ablate.model.slots import Dial
 
@@ -87,9 +87,13 @@ def matched(
 
 
 def cost(model: ModelConfig, matching: Matching, context: int) -> float:
-    """The number that `matching` holds equal."""
-    counts = count(model, context)
-    return counts.flops_per_token if matching == "flops_per_token" else float(counts.active_params)
+    """The number that `matching` holds equal, of a model at a context of `context` tokens."""
+    return quantity(count(model, context), matching)
+
+
+def quantity(counts: Counts, matching: Matching) -> float:
+    """The number that `matching` holds equal; FLOPs per token where it holds nothing."""
+    return float(counts.active_params) if matching == "active_parameters" else counts.flops_per_token
 
 
 def _check_depth(reference: ModelConfig, size: Size) -> None:

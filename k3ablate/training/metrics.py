@@ -21,8 +21,6 @@ from k3ablate.training.callbacks import Clock, StepCallback
 from k3ablate.training.module import LanguageModule
 from k3ablate.training.spec import RunSpec
 
-FILE_NAME = "metrics.jsonl"
-
 Line = dict[str, Any]  # what one line of the file holds
 
 

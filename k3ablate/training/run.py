@@ -26,8 +26,17 @@ from k3ablate.config import InputError, Tree
 from k3ablate.kernels import dispatch
 from k3ablate.model.counting import Counts, count
 from k3ablate.model.decoder import Decoder, initialise
-from k3ablate.records import Evaluation, RunRecord, Status
-from k3ablate.storage import write_atomic
+from k3ablate.records import (
+    CHECKPOINTS_FOLDER,
+    METRICS_FILE,
+    RECORD_FILE,
+    SETTLED,
+    Evaluation,
+    RunRecord,
+    Status,
+    read_record,
+    write_record,
+)
 from k3ablate.tracking import NoTracking
 from k3ablate.training.callbacks import (
     BalancingStep,
@@ -41,14 +50,12 @@ from k3ablate.training.checkpoints import AtomicCheckpoints, SaveCheckpoints, ne
 from k3ablate.training.corpus import Corpus
 from k3ablate.training.data import StepBatches
 from k3ablate.training.evaluation import evaluate
-from k3ablate.training.metrics import FILE_NAME, MetricsLog
+from k3ablate.training.metrics import MetricsLog
 from k3ablate.training.module import LanguageModule
 from k3ablate.training.provenance import versions
 from k3ablate.training.sources import TRAIN_SET
 from k3ablate.training.spec import Execution, RunSpec
 
-SETTLED = (Status.FINISHED, Status.DIVERGED)
-RECORD_NAME = "record.json"
 # What Lightning says although nothing is wrong: Slurm's own launcher is not used on purpose, and Lightning 2.6 asks
 # torch 2.13 for a class by its old name.
 MEANT = (r".*`srun` command is available.*", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
@@ -63,20 +70,19 @@ def train(spec: RunSpec, folder: Path, corpus: Corpus, execution: Execution, tra
     digest = spec.digest()
     if spec.corpus != corpus.digest:
         raise InputError(f"corpus: the run asks for {spec.corpus}, this one is {corpus.digest}; build that corpus")
-    path = folder / RECORD_NAME
-    settled = _settled_record(path, digest)
+    settled = _settled_record(folder, digest)
     if settled is not None:
         return settled
     tracker.start(digest, dict(_leaves(spec.tree())))
     try:
         record = _Run(spec, folder, corpus, execution, tracker).record()
-        write_atomic(path, record.model_dump_json(indent=1) + "\n")
+        write_record(record, folder)
     except BaseException:
         tracker.interrupt()
         raise
-    tracker.finish(record, path)
+    tracker.finish(record, folder / RECORD_FILE)
     if record.status in SETTLED:
-        shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+        shutil.rmtree(folder / CHECKPOINTS_FOLDER, ignore_errors=True)
     return record
 
 
@@ -126,7 +132,7 @@ class _Run:
 
     @property
     def checkpoints(self) -> Path:
-        return self.folder / "checkpoints"
+        return self.folder / CHECKPOINTS_FOLDER
 
     @cached_property
     def counts(self) -> Counts:
@@ -171,7 +177,7 @@ class _Run:
         spec, execution = self.spec, self.execution
         balancers = self.module.decoder.balancers()
         limit = math.inf if execution.max_hours is None else execution.max_hours * 3600
-        metrics = self.folder / FILE_NAME
+        metrics = self.folder / METRICS_FILE
         every = execution.log_every_steps
         return [
             self.clock,
@@ -217,14 +223,12 @@ class _Run:
         )
 
 
-def _settled_record(path: Path, digest: str) -> RunRecord | None:
+def _settled_record(folder: Path, digest: str) -> RunRecord | None:
     """The record of a run that is not to be trained again."""
-    if not path.exists():
-        return None
-    record = RunRecord.model_validate_json(path.read_text(encoding="utf-8"))
-    if record.digest != digest:
-        raise InputError(f"{path}: belongs to run {record.digest}, this is run {digest}; choose another folder")
-    return record if record.status in SETTLED else None
+    record = read_record(folder)
+    if record is not None and record.digest != digest:
+        raise InputError(f"{folder}: holds the record of run {record.digest}, this is run {digest}; choose another")
+    return record if record is not None and record.status in SETTLED else None
 
 
 def _leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, str]]:

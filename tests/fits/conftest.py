@@ -63,6 +63,6 @@ def _row(arm: str, size: int, seed: int, compute: float, loss: float) -> dict[st
         "digest": f"{arm}-{size}-{number}", "experiment": "planted", "arm": arm, "size": f"s{size}", "seed": number,
         "status": "finished", "reason": "", "loss": loss, "bits_per_byte": loss / 0.7, "flops": compute,
         "flops_6nd": compute, "active_params": 1000, "total_params": 2000, "tokens": 10, "wall_seconds": 1.0,
-        "flops_mismatch": 0.0, "corpus": "c0ffee", "validation": "validation", "attention": attention,
+        "mismatch": 0.0, "corpus": "c0ffee", "validation": "validation", "attention": attention,
         "residual": residual,
     }  # fmt: skip
