@@ -143,8 +143,7 @@ def _gpu() -> str | None:
 
 def _kernels(gpu: str | None) -> str:
     if gpu:
-        triton = _version("triton")
-        return "torch; Triton is missing (pip install 'k3ablate[gpu]')" if triton == "missing" else f"Triton {triton}"
+        return "torch: no kernel of k3ablate runs on a GPU yet"
     numba = _version("numba")
     return "torch only; numba is missing" if numba == "missing" else f"numba {numba}, torch where it does not fit"
 
@@ -154,7 +153,9 @@ def _numba_cache() -> str:
     from k3ablate import kernels
 
     folder = Path(os.environ.get("NUMBA_CACHE_DIR") or Path(kernels.__file__).parent / "__pycache__")
-    state = "writable" if _is_writable(folder) else "not writable: kernels are compiled anew; set NUMBA_CACHE_DIR"
+    state = (
+        "writable" if _is_writable(folder) else "not writable: numba tries the user's cache folder; set NUMBA_CACHE_DIR"
+    )
     return f"{folder}, {state}"
 
 

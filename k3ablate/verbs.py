@@ -20,7 +20,7 @@ from k3ablate.answers import (
     Ran,
     Standings,
 )
-from k3ablate.config import InputError, parse, read_yaml
+from k3ablate.config import InputError, located, parse, read_yaml
 from k3ablate.counted import Counted
 from k3ablate.experiment import Experiment, arm_differences, load
 from k3ablate.jobs import folders, local
@@ -170,7 +170,8 @@ def plan_from_built_corpora(experiment: Experiment, root: Path, say: Say) -> Pla
 def _checked_plan(experiment: Experiment, corpora: Mapping[DataRecipe, Corpus | None]) -> Plan:
     """Expanded, with text enough for every budget."""
     names = {recipe: None if corpus is None else corpus.digest for recipe, corpus in corpora.items()}
-    expanded = expand(experiment, names.__getitem__)
+    with located(experiment.name):
+        expanded = expand(experiment, names.__getitem__)
     by_digest = {corpus.digest: corpus for corpus in corpora.values() if corpus is not None}
     for row in expanded.rows:
         if row.spec is not None:
@@ -180,12 +181,9 @@ def _checked_plan(experiment: Experiment, corpora: Mapping[DataRecipe, Corpus | 
 
 def _check_row_budget(row: PlanRow, corpus: Corpus) -> None:
     assert row.spec is not None
-    training = row.spec.training
-    try:
-        check_budget(corpus, training.context, training.batch_size, row.tokens)
-    except InputError as error:
-        label = row.label
-        raise InputError(f"{label.experiment}: budgets, arm {label.arm}, size {label.size}: {error}") from None
+    label = row.label
+    with located(f"{label.experiment}: arm {label.arm}, size {label.size}"):
+        check_budget(corpus, row.spec.training, row.tokens)
 
 
 def digests(rows: Iterable[PlanRow]) -> list[str]:

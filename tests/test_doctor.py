@@ -75,7 +75,7 @@ def test_a_kernel_cache_that_cannot_be_written_says_what_to_set(look, tmp_path, 
     assert look().numba_cache == f"{tmp_path}, writable"
     (tmp_path / "file").touch()
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    assert look().numba_cache.endswith("not writable: kernels are compiled anew; set NUMBA_CACHE_DIR")
+    assert look().numba_cache.endswith("not writable: numba tries the user's cache folder; set NUMBA_CACHE_DIR")
 
 
 def test_a_missing_library_is_named_as_missing(look, monkeypatch: pytest.MonkeyPatch) -> None:

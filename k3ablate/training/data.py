@@ -46,7 +46,7 @@ def windows(
 
     The same for every seed. A set without that many windows is an InputError, raised by the call.
     """
-    num_wanted = math.ceil(num_tokens / context)
+    num_wanted = _num_evaluated(num_tokens, context)
     _require_windows(corpus, set_name, context, num_wanted)
     chosen = np.arange(num_wanted) * _num_windows(corpus, set_name, context) // num_wanted
     return (
@@ -55,17 +55,24 @@ def windows(
     )
 
 
-def check_budget(corpus: Corpus, context: int, batch_size: int, tokens: int) -> None:
-    """InputError when a budget of `tokens`, in whole optimizer steps, needs more than one epoch."""
-    tokens_per_step = batch_size * context
+def check_budget(corpus: Corpus, training: TrainingConfig, tokens: int) -> None:
+    """InputError when `tokens`, in whole optimizer steps, need more than one epoch, or a held-out set is too small."""
+    tokens_per_step = training.tokens_per_step
     needed = math.ceil(tokens / tokens_per_step) * tokens_per_step
-    available = _num_windows(corpus, TRAIN_SET, context) * context
+    available = _num_windows(corpus, TRAIN_SET, training.context) * training.context
     if needed > available:
+        affordable = available // tokens_per_step * tokens_per_step
+        remedy = f"write at most {affordable:,}" if affordable else "write a smaller batch_size or context"
         raise InputError(
             f"tokens: a budget of {tokens:,} reads {needed:,} training tokens in steps of {tokens_per_step:,}, and "
-            f"corpus {corpus.digest} holds {available:,} in windows of {context}; write at most "
-            f"{available // tokens_per_step * tokens_per_step:,}, or a data recipe with more text"
+            f"corpus {corpus.digest} holds {available:,} in windows of {training.context}; {remedy}, or a data recipe "
+            "with more text"
         )
+    for name in corpus.facts.sets:
+        if name != TRAIN_SET:
+            _require_windows(
+                corpus, name, training.context, _num_evaluated(training.validation_tokens, training.context)
+            )
 
 
 class StepBatches(IterableDataset[torch.Tensor]):
@@ -106,6 +113,11 @@ def _gather(corpus: Corpus, set_name: str, context: int, window_B: NDArray[np.in
 def _num_windows(corpus: Corpus, set_name: str, context: int) -> int:
     """Neighbouring windows share one token: the last target of one is the first input of the next."""
     return (corpus.num_tokens(set_name) - 1) // context
+
+
+def _num_evaluated(num_tokens: int, context: int) -> int:
+    """Windows that hold at least `num_tokens` targets."""
+    return math.ceil(num_tokens / context)
 
 
 def _require_windows(corpus: Corpus, set_name: str, context: int, num_windows: int) -> None:

@@ -139,13 +139,25 @@ def test_context_longer_than_the_text_is_refused(corpus: Corpus) -> None:
         batch(corpus, 500, 1, 0, 0)
 
 
-def test_budget_of_one_epoch_passes(corpus: Corpus) -> None:
-    check_budget(corpus, CONTEXT, batch_size=31, tokens=NUM_WINDOWS * CONTEXT)
+def fitting(**changes: object) -> TrainingConfig:
+    """A configuration whose budget is one epoch and whose validation tokens are there."""
+    return TRAINING.model_copy(update={"batch_size": 31, "micro_batch_size": None, "validation_tokens": 96, **changes})
 
 
-def test_budget_beyond_one_epoch_is_refused(corpus: Corpus) -> None:
+def test_budget_is_one_epoch_to_the_token(corpus: Corpus) -> None:
+    check_budget(corpus, fitting(), tokens=NUM_WINDOWS * CONTEXT)
     with pytest.raises(InputError, match=r"reads 744 training tokens in steps of 248.* holds 496 .* at most 496"):
-        check_budget(corpus, CONTEXT, batch_size=31, tokens=NUM_WINDOWS * CONTEXT + 1)
+        check_budget(corpus, fitting(), tokens=NUM_WINDOWS * CONTEXT + 1)
+
+
+def test_a_step_beyond_the_corpus_is_not_told_to_write_zero(corpus: Corpus) -> None:
+    with pytest.raises(InputError, match=r"write a smaller batch_size or context, or a data recipe with more text"):
+        check_budget(corpus, fitting(batch_size=63), tokens=1)
+
+
+def test_a_held_out_set_too_small_is_refused_before_training(corpus: Corpus) -> None:
+    with pytest.raises(InputError, match=r"13 windows of 8 tokens are asked of the 'validation' set, which holds 12"):
+        check_budget(corpus, fitting(validation_tokens=97), tokens=1)
 
 
 def test_micro_batches_make_up_the_step(corpus: Corpus) -> None:
