@@ -34,6 +34,7 @@ app.command(data_app)
 
 Json = Annotated[bool, Parameter(name="--json", negative="", help="The same numbers at full precision, as JSON.")]
 Form = Annotated[str | None, Parameter(help="Curve that multipliers are read from: power or power_floor.")]
+Ranks = Annotated[int | None, Parameter(help="Ranks that share out the experts of a layer, evenly routed.")]
 Workers = Annotated[int | None, Parameter(help="Worker processes, one run each at a time; default: one per core.")]
 
 
@@ -91,11 +92,15 @@ def report(experiment: str, *, form: Form = None, json: Json = False) -> int:
 
 
 @app.command
-def count(model: str, *, context: int = DEFAULT_CONTEXT, json: Json = False) -> int:
-    """Parameters by group, FLOPs per token and links of MODEL: a recipe file, its name, kimi-k2 or kimi-k3."""
+def count(model: str, *, context: int = DEFAULT_CONTEXT, ranks: Ranks = None, json: Json = False) -> int:
+    """Parameters by group and convention, FLOPs per token, links and, with --ranks, expert-parallel traffic of MODEL.
+
+    MODEL is a recipe file, its name, kimi-k2 or kimi-k3.
+    """
     from k3ablate import verbs
 
-    return _show(verbs.count_model(model, _at_least_one(context, "--context")), json)
+    num_ranks = None if ranks is None else _at_least_one(ranks, "--ranks")
+    return _show(verbs.count_model(model, _at_least_one(context, "--context"), num_ranks), json)
 
 
 @data_app.command

@@ -1,7 +1,8 @@
 """Where do experiments and recipes lie? Names are looked up in the working folder first, then beside the package.
 
-A recipe is a YAML file `recipes/<kind>/<name>.yaml`; an experiment is a path, or the name of a file in `experiments/`.
-This module finds and reads them; it does not know what is inside.
+A recipe is a YAML file `recipes/<kind>/<name>.yaml`; an experiment is a path, or the name of a file in `experiments/`;
+what others published of a model is `analysis/published/<model>.yaml`. This module finds and reads them; it does not
+know what is inside.
 """
 
 from pathlib import Path
@@ -29,10 +30,23 @@ def experiment_path(name_or_path: str) -> Path:
     return _find(Path("experiments"), name_or_path, what="experiment")
 
 
+def published_path(model: str) -> Path | None:
+    """The file of what is published of the model recipe called `model`; None where nothing is."""
+    return _first(Path("analysis") / "published", model)
+
+
 def _find(folder: Path, name: str, what: str) -> Path:
-    places = [Path.cwd() / folder, CHECKOUT / folder]
-    for place in places:
-        if (place / f"{name}.yaml").is_file():
-            return place / f"{name}.yaml"
-    known = sorted({path.stem for place in places for path in place.glob("*.yaml")})
+    path = _first(folder, name)
+    if path is not None:
+        return path
+    known = sorted({path.stem for place in _places(folder) for path in place.glob("*.yaml")})
     raise InputError(f"{folder}/{name}.yaml: no such {what}; write one of {', '.join(known) or '(none found)'}")
+
+
+def _first(folder: Path, name: str) -> Path | None:
+    paths = (place / f"{name}.yaml" for place in _places(folder))
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _places(folder: Path) -> list[Path]:
+    return [Path.cwd() / folder, CHECKOUT / folder]

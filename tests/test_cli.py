@@ -17,6 +17,13 @@ from k3ablate.answers import Problem, Ran
 from k3ablate.jobs.folders import RunFolder, prepare
 from k3ablate.records import Evaluation, RunRecord, Status
 
+DENSE = """
+vocabulary_size: 32
+width: 8
+num_layers: 2
+mixer: {main: {kind: softmax, num_heads: 2, num_key_value_heads: 2, head_width: 4}}
+feed_forward: {main: {kind: dense, hidden_width: 16}}
+"""
 HEAVY = ("torch", "lightning", "mlflow", "datasets", "pandas", "scipy", "matplotlib", "numba")
 
 EXPERIMENT = """
@@ -60,6 +67,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("K3ABLATE_RUNS", str(tmp_path / "runs"))
     (tmp_path / "tiny.yaml").write_text(EXPERIMENT)
+    (tmp_path / "dense.yaml").write_text(DENSE)
     for name, num_lines in (("train", 200), ("validation", 40)):
         (tmp_path / f"{name}.txt").write_text("\n".join(f"{name} line {line}" for line in range(num_lines)))
     return tmp_path
@@ -210,6 +218,12 @@ def test_a_disk_that_refuses_is_one_message(
         (["plan", "tiny.yaml", "--workers", "0"], "--workers 0: write 1 or more"),
         (["count", "kimi-k3", "--context", "0"], "--context 0: write 1 or more"),
         (["count", "kimi-k4"], "kimi-k3"),
+        (["count", "kimi-k3", "--ranks", "0"], "--ranks 0: write 1 or more"),
+        (
+            ["count", "kimi-k3", "--ranks", "5"],
+            "ranks 5: 896 experts do not lie on them in equal shares; write one of 1,",
+        ),
+        (["count", "dense.yaml", "--ranks", "2"], "--ranks 2: dense.yaml has no routed experts"),
         (["data", "info", "nonesuch"], "recipes/data/nonesuch.yaml"),
         (["collect", "tiny.yaml"], "k3ablate run tiny.yaml"),
     ],
@@ -286,7 +300,39 @@ def test_a_count_is_exact(k3ablate: Callable[..., Result]) -> None:
     assert {"total_params", "active_params", "flops_per_token", "links", "groups"} <= set(answer)
     assert sum(answer["groups"].values()) == answer["total_params"]
     assert round(answer["active_params"] / 1e9, 4) == 104.1896  # architecture specification, section 3
+    assert sum(answer["flops"].values()) == answer["flops_per_token"]
+    assert (answer["links"], answer["link_table"][1]["block_with_output"]) == (1_003, 1_003)
+    assert answer["traffic"] is None
     assert f"{answer['total_params']:,}" in k3ablate("count", "kimi-k3").out
+
+
+def test_a_count_shows_every_number_of_its_json(k3ablate: Callable[..., Result]) -> None:
+    answer = json.loads(k3ablate("count", "kimi-k3", "--ranks", "32", "--json").out)
+    text = k3ablate("count", "kimi-k3", "--ranks", "32").out
+    assert {(reading["counted"], reading["published"]) for reading in answer["conventions"]} == {
+        ("total", 2.78e12),
+        ("activated", 104.2e9),
+        ("checkpoint", 2_779_931_837_184),
+    }
+    traffic = answer["traffic"]
+    assert (traffic["leaving_share"], traffic["worst_load"], traffic["bytes_per_number"]) == (31 / 32, 1.0, 2)
+    shown = [
+        *answer["groups"].values(),
+        *answer["outside"].values(),
+        *(reading["parameters"] for reading in answer["conventions"]),
+        *(value for row in answer["link_table"] for value in row.values() if isinstance(value, int)),
+        round(traffic["full_width_bytes"]),
+        round(traffic["routed_width_bytes"]),
+    ]
+    assert [value for value in shown if f" {value:,}" not in text] == []
+
+
+def test_a_recipe_by_path_has_nothing_published(k3ablate: Callable[..., Result]) -> None:
+    answer = json.loads(k3ablate("count", "dense.yaml", "--json").out)
+    assert {reading["published"] for reading in answer["conventions"]} == {None}
+    assert (answer["links"], answer["link_table"]) == (0, [])
+    assert answer["groups"]["softmax_mixers"] == 2 * 4 * 8 * 8  # layers, matrices, in, out
+    assert " - " in k3ablate("count", "dense.yaml").out
 
 
 def fake_records(root: Path) -> list[RunFolder]:

@@ -1,7 +1,7 @@
 """How large is a model and what does a token cost? From the config alone, in closed form.
 
 The ledger of every number that is published: parameters by named group, active parameters, forward FLOPs per token
-and AttnRes links. The contract tests hold it against the built modules. Nothing here builds a module.
+and AttnRes links. Nothing here builds a module: `census.py` does, counts the same parameters on it and compares.
 """
 
 from collections import Counter, defaultdict
