@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings, strategies
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from k3ablate.config import InputError, parse
+from k3ablate.kernels import routing
 from k3ablate.model.balancing import AuxiliaryLoss, Balancer, NoBalancing, Quantile, SignUpdate
 from k3ablate.model.moe import MoE
 from k3ablate.model.slots import BalancingConfig
@@ -73,6 +75,29 @@ def test_histogram_is_within_one_bin_of_exact(num_bins: int) -> None:
         assert float((histogram.bias_E - exact.bias_E).abs().max()) < 2 * bin_width
         distances = histogram.bias_E - exact.bias_E
         assert float(distances.max() - distances.min()) < bin_width
+
+
+@settings(deadline=None)
+@given(
+    seed=strategies.integers(0, 2**32),
+    num_tokens=strategies.integers(1, 40),
+    num_active=strategies.integers(1, NUM_EXPERTS - 1),
+    num_bins=strategies.sampled_from([1, 7, 1000]),
+)
+def test_histogram_before_centring_is_within_one_bin_of_the_quantile_however_few_the_tokens(
+    seed: int, num_tokens: int, num_active: int, num_bins: int
+) -> None:
+    """The ceil(fair load)-th smallest distance; the exact estimator takes it, or the next if the load is whole."""
+    scores = _scores(num_tokens, skew=0.2, seed=seed)
+    balancer = Quantile(num_bins=num_bins).build(NUM_EXPERTS, num_active)
+    balancer.bias_E.normal_(std=0.3, generator=torch.Generator().manual_seed(seed))
+    chosen = _chosen(balancer, scores)
+    balancer.observe(scores, chosen)
+    fair_load = num_tokens * num_active / NUM_EXPERTS
+    distances = routing.distances(scores[0], balancer.bias_E, chosen[0])
+    expected = distances.kthvalue(math.ceil(fair_load), dim=0).values
+    _, bin_width = routing.bin_edges(balancer.bias_E, num_bins)
+    assert (balancer._quantile(fair_load) - expected).abs().max() <= bin_width + 1e-6
 
 
 def test_histogram_interpolates_inside_the_bin() -> None:
@@ -202,6 +227,16 @@ def test_recomputation_counts_once_and_keeps_gradients(config: BalancingConfig, 
     torch.testing.assert_close(outcomes[1], outcomes[0])
 
 
+@pytest.mark.parametrize("config", EVERY_KIND, ids=str)
+def test_a_checkpoint_goes_on_with_the_same_bits(config: BalancingConfig) -> None:
+    whole, resumed = (config.build(NUM_EXPERTS, NUM_ACTIVE) for _ in range(2))
+    _train(whole, _scores(skew=0.2), 2)
+    resumed.load_state_dict(whole.state_dict())
+    imbalances = [_train(balancer, _scores(skew=0.2, seed=1), 2) for balancer in (whole, resumed)]
+    assert imbalances[0] == imbalances[1]
+    assert torch.equal(whole.bias_E, resumed.bias_E)
+
+
 def test_only_the_bias_is_in_a_checkpoint() -> None:
     for config in EVERY_KIND:
         assert list(config.build(NUM_EXPERTS, NUM_ACTIVE).state_dict()) == ["bias_E"]
@@ -226,16 +261,17 @@ import sys
 import torch
 from torch import distributed
 from k3ablate.config import InputError
-from k3ablate.model.balancing import Quantile
+from k3ablate.model.balancing import NoBalancing, Quantile, SignUpdate
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)
 distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
 scores, chosen = torch.load(f"{folder}/batch.pt")
-balancer = Quantile().build(scores.shape[-1], chosen.shape[-1])
-balancer.observe(scores.chunk(2, dim=1)[rank], chosen.chunk(2, dim=1)[rank])
-balancer.step()
-torch.save((balancer.load_E, balancer.bias_E), f"{folder}/rank{rank}.pt")
+balancers = [config.build(scores.shape[-1], chosen.shape[-1]) for config in (NoBalancing(), SignUpdate(), Quantile())]
+for balancer in balancers:
+    balancer.observe(scores.split([300, 700], dim=1)[rank], chosen.split([300, 700], dim=1)[rank])
+    balancer.step()
+torch.save([(balancer.load_E, balancer.bias_E) for balancer in balancers], f"{folder}/rank{rank}.pt")
 try:
     Quantile(estimator="exact").build(scores.shape[-1], chosen.shape[-1]).observe(scores, chosen)
 except InputError as error:
@@ -249,17 +285,18 @@ distributed.destroy_process_group()
 @pytest.mark.slow
 def test_two_processes_count_as_one(tmp_path: Path) -> None:
     scores = _scores(num_tokens=1000, skew=0.2)
-    alone = Quantile().build(NUM_EXPERTS, NUM_ACTIVE)
-    chosen = _chosen(alone, scores)
+    alone = [config.build(NUM_EXPERTS, NUM_ACTIVE) for config in (NoBalancing(), SignUpdate(), Quantile())]
+    chosen = _chosen(alone[0], scores)
     torch.save((scores, chosen), tmp_path / "batch.pt")
     ranks = [subprocess.Popen([sys.executable, "-c", ONE_OF_TWO_RANKS, str(rank), str(tmp_path)]) for rank in range(2)]
     assert [process.wait(timeout=120) for process in ranks] == [0, 0]
-    alone.observe(scores, chosen)
-    alone.step()
+    for balancer in alone:
+        balancer.observe(scores, chosen)
+        balancer.step()
     for rank in range(2):
-        load, bias = torch.load(tmp_path / f"rank{rank}.pt")
-        assert torch.equal(load, alone.load_E)
-        assert torch.equal(bias, alone.bias_E)
+        for balancer, (load, bias) in zip(alone, torch.load(tmp_path / f"rank{rank}.pt"), strict=True):
+            assert torch.equal(load, balancer.load_E)
+            assert torch.equal(bias, balancer.bias_E)
 
 
 def _small_moe(config: BalancingConfig) -> tuple[nn.Module, Tensor]:

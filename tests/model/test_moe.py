@@ -75,6 +75,16 @@ def test_bias_chooses_but_does_not_weigh() -> None:
     torch.testing.assert_close(routing.weights, 2.827 * own / own.sum(-1, keepdim=True))
 
 
+@pytest.mark.parametrize(("config", "scale"), [(SMALL, 2.827), (SMALL_LATENT, 1.0)], ids=["k2", "k3"])
+def test_weights_sum_to_the_scale_of_the_release(config: RoutedConfig, scale: float) -> None:
+    """Specification 1.1: raw scores renormalised, times 2.827 in K2 and 1.0 in K3; also where all scores underflow."""
+    router = _built(config).router
+    torch.testing.assert_close(router(_x()).weights.sum(-1), torch.full((2, 4), scale))
+    with torch.no_grad():
+        router.projection.weight.mul_(1e3)
+    assert router(_x()).weights.isfinite().all()
+
+
 def test_router_is_float32_under_autocast() -> None:
     router = _built(SMALL).router
     with torch.autocast("cpu", dtype=torch.bfloat16):
