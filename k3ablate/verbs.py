@@ -26,6 +26,7 @@ from k3ablate.experiment import Experiment, arm_differences, load
 from k3ablate.jobs import folders, local
 from k3ablate.jobs.folders import SETTLED_STATES, State, corpora_folder
 from k3ablate.jobs.progress import Reporter
+from k3ablate.kernels.warm_up import warm_up
 from k3ablate.model.census import checked
 from k3ablate.model.conventions import Published, outside, readings
 from k3ablate.model.decoder import ModelConfig
@@ -99,6 +100,7 @@ def run(name: str, root: Path, num_workers: int, reporter: Reporter) -> Ran:
     rows = plan_from_built_corpora(experiment, root, reporter.say).rows
     states = folders.states(root, digests(rows))
     if not SETTLED_STATES.issuperset(states.values()):
+        warm_up()
         _prepare_tracking(root)
     records = local.run_grid(rows, root, experiment.execution, num_workers, reporter)
     return Ran(experiment.name, Counter(str(record.status) for record in records.values()), _problems(rows, records))

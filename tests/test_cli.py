@@ -179,7 +179,7 @@ def test_an_unknown_experiment_is_refused_with_the_known_ones(k3ablate: Callable
 def test_a_corpus_too_small_is_refused_before_the_first_run(k3ablate: Callable[..., Result], edit, place: Path) -> None:
     edit({"tokens: 256": "tokens: 1000000"})
     result = k3ablate("run", "tiny.yaml")
-    assert_refused(result, "tiny: budgets, arm k2, size xs", "1,000,064", "write at most 2,816")
+    assert_refused(result, "tiny: arm k2, size xs", "1,000,064", "write at most 2,816")
     assert list((place / "runs").glob("*/spec.json")) == []
 
 

@@ -16,6 +16,8 @@ import torch
 
 from k3ablate.config import InputError
 from k3ablate.model.balancing import Balancer
+from k3ablate.model.decoder import Decoder
+from k3ablate.model.inspection import Magnitudes
 from k3ablate.records import RunRecord, Status
 from k3ablate.tracking import NoTracking
 from k3ablate.training.corpus import Corpus
@@ -103,6 +105,39 @@ def test_record_of_a_finished_run(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path
     assert tracker.parameters["training.optimizer.learning_rate"] == "0.01"
     assert {"python", "torch", "lightning", "code"} <= set(record.versions)
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_logged_steps_measure_activations_of_every_layer_and_looking_changes_no_bit(
+    tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Magnitudes] = []
+
+    def noting(decoder: Decoder) -> Magnitudes:
+        made.append(Magnitudes(decoder))
+        return made[-1]
+
+    monkeypatch.setattr("k3ablate.training.metrics.Magnitudes", noting)
+    often = train(tiny_spec(), tmp_path / "often", tiny_corpus, EVERY_STEP, NoTracking())
+    seldom = train(tiny_spec(), tmp_path / "seldom", tiny_corpus, Execution(log_every_steps=8), NoTracking())
+    assert often.evaluations == seldom.evaluations
+    assert len(made) == 12 + 3  # steps 0, 8 and the last of 12: the others are not looked at
+    by_step = {line["step"]: without_times([line]) for line in lines(tmp_path / "often")}
+    for line in lines(tmp_path / "seldom"):
+        assert without_times([line]) == by_step[line["step"]]
+        for name, num_layers in {"stream_rms": 3, "stream_max": 3, "experts_rms": 2, "experts_max": 2}.items():
+            assert len(line[name]) == num_layers
+            assert all(0 < value < 100 for value in line[name])
+
+
+def test_the_auxiliary_loss_is_in_no_published_number(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:
+    """A coefficient under which the auxiliary term is larger than the loss of a model that has learned nothing."""
+    spec = tiny_spec(model__balancing={"kind": "auxiliary_loss", "coefficient": 5.0})
+    record = train(spec, tmp_path, tiny_corpus, EVERY_STEP, NoTracking())
+    uniform = torch.tensor(256.0).log().item()
+    assert record.first_loss == pytest.approx(uniform, rel=0.02)
+    assert all(evaluation.loss < 1.02 * uniform for evaluation in record.evaluations.values())
+    assert all(line["auxiliary_loss"] > 9.9 for line in lines(tmp_path))  # two layers, at least the coefficient each
+    assert all(line["loss"] < 1.02 * uniform for line in lines(tmp_path))
 
 
 def test_a_finished_run_is_not_trained_again(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:

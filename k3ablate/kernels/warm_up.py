@@ -1,0 +1,43 @@
+"""How do worker processes find their kernels compiled? One small call of each operation, forward and backward.
+
+numba keeps what it compiles on disk, so that this takes seconds once and little afterwards. Without it every worker of
+a first grid would compile the same kernels at the same time, inside the time that its run is charged with.
+"""
+
+import torch
+from torch import Tensor
+
+from k3ablate.kernels import attnres, routing
+from k3ablate.kernels.kda import kda
+
+WIDTH = 16
+NUM_EXPERTS = 4
+NUM_BINS = 8
+
+
+def warm_up() -> None:
+    """Call every operation with tensors of the kind that training uses on this machine's CPU."""
+    _attention()
+    _residual()
+    _routing()
+
+
+def _attention() -> None:
+    query, key, value, log_decay = (_zeros(1, 2, 1, WIDTH) for _ in range(4))
+    output_BTHV, _ = kda(query, key, value, log_decay, _zeros(1, 2, 1))
+    torch.autograd.backward(output_BTHV.sum())
+
+
+def _residual() -> None:
+    sources = (_zeros(1, 2, WIDTH), _zeros(1, 2, WIDTH))
+    torch.autograd.backward(attnres.read(_zeros(WIDTH), _zeros(WIDTH), sources, 1e-5).sum())
+
+
+def _routing() -> None:
+    scores_NE, bias_E = torch.rand(2, NUM_EXPERTS, generator=torch.Generator().manual_seed(0)), torch.zeros(NUM_EXPERTS)
+    chosen_NA = routing.choose(scores_NE, bias_E, 2)
+    routing.distance_histogram(scores_NE, bias_E, chosen_NA, NUM_BINS)
+
+
+def _zeros(*shape: int) -> Tensor:
+    return torch.zeros(shape, requires_grad=True)
