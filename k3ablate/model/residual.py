@@ -131,6 +131,11 @@ class Sources(NamedTuple):
     finished: tuple[Tensor, ...]  # BTD each: embedding first, then the sum of each finished block
     current: Tensor  # BTD, running sum of the current block
 
+    @property
+    def every(self) -> tuple[Tensor, ...]:
+        """What a read mixes, in the order it was written."""
+        return (*self.finished, self.current)
+
 
 class Read(Initialised):
     """One consumer's pseudo-query and key norm."""
@@ -148,8 +153,11 @@ class Read(Initialised):
 
     def forward(self, sources: Sources) -> Tensor:
         """The sources mixed, BTD."""
-        every_source = (*sources.finished, sources.current)
-        return attnres.read(self.query_D, self.key_weight_D, every_source, self.epsilon)
+        return attnres.read(self.query_D, self.key_weight_D, sources.every, self.epsilon)
+
+    def weights(self, sources: Sources) -> Tensor:
+        """What `forward` weighs each source with, BTS."""
+        return attnres.read_weights(self.query_D, self.key_weight_D, sources.every, self.epsilon)
 
 
 class AttnResStream(ResidualStream):

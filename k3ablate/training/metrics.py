@@ -15,6 +15,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from k3ablate.model.balancing import Balancer
 from k3ablate.model.counting import Counts
+from k3ablate.model.inspection import Magnitudes
 from k3ablate.storage import write_atomic
 from k3ablate.tracking import NoTracking
 from k3ablate.training.callbacks import Clock, StepCallback
@@ -29,6 +30,7 @@ class MetricsLog(StepCallback):
 
     `step` is 0-based; `tokens`, `flops` (training FLOPs) and `seconds` include it, `loss` is of its batch before the
     update, `tokens_per_second` since the line before, `imbalance` one number per routed layer (largest / mean load).
+    Activations of the step's forward passes are measured as `inspection.Magnitudes` says, on these steps only.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class MetricsLog(StepCallback):
         self.balancers = balancers
         self.tracker = tracker
         self._last = (0, 0.0)  # tokens and time of the line before
+        self._magnitudes: Magnitudes | None = None  # of the step being taken, if it gets a line
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Drop the lines of steps that are about to be taken again; show the tracker the others."""
@@ -59,14 +62,23 @@ class MetricsLog(StepCallback):
             self.tracker.log(line["step"], flat(line))
         self._last = (trainer.global_step * self.tokens_per_step, time.monotonic())
 
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
+        """Look at activations from the first micro-batch of a step that gets a line."""
+        assert isinstance(pl_module, LanguageModule)
+        if self._magnitudes is None and self._gets_a_line(trainer.global_step):
+            self._magnitudes = Magnitudes(pl_module.decoder)
+
     def on_step(self, trainer: Trainer, module: LanguageModule, step: int) -> None:
         """Measure and write, if it is this step's turn."""
-        if step % self.every and step + 1 < self.num_steps:
+        if not self._gets_a_line(step):
             return
         line = self._measure(trainer, module, step)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
         self.tracker.log(step, flat(line))
+
+    def _gets_a_line(self, step: int) -> bool:
+        return step % self.every == 0 or step + 1 == self.num_steps
 
     def _measure(self, trainer: Trainer, module: LanguageModule, step: int) -> Line:
         tokens = (step + 1) * self.tokens_per_step
@@ -83,8 +95,14 @@ class MetricsLog(StepCallback):
             "gradient_norm": module.gradient_norm.item(),
             "tokens_per_second": (tokens - tokens_before) / max(now - time_before, 1e-9),
         }
-        finite: Line = {name: value if math.isfinite(value) else None for name, value in line.items()}
-        return finite | {"imbalance": [balancer.imbalance for balancer in self.balancers]}
+        return {name: _finite(value) for name, value in line.items()} | self._by_layer()
+
+    def _by_layer(self) -> dict[str, list[float | None]]:
+        """What there is one number of for each layer that has it."""
+        assert self._magnitudes is not None, "a step that gets a line is looked at from its start"
+        magnitudes, self._magnitudes = self._magnitudes.take(), None
+        lists = {"imbalance": [balancer.imbalance for balancer in self.balancers], **magnitudes}
+        return {name: [_finite(value) for value in values] for name, values in lists.items()}
 
 
 def keep_lines(path: Path, num_steps: int) -> list[Line]:
@@ -98,9 +116,19 @@ def keep_lines(path: Path, num_steps: int) -> list[Line]:
 
 
 def flat(line: Mapping[str, Any]) -> dict[str, float]:
-    """One number per name: `imbalance` becomes `imbalance/0`, `imbalance/1`, ... and what is missing is left out."""
-    numbers = {name: value for name, value in line.items() if isinstance(value, int | float) and name != "step"}
-    return numbers | {f"imbalance/{layer}": value for layer, value in enumerate(line["imbalance"])}
+    """One number per name: a list `imbalance` is `imbalance/0`, `imbalance/1`, ...; what is missing is left out."""
+    numbers: dict[str, float] = {}
+    for name, value in line.items():
+        if isinstance(value, list):
+            numbers |= {f"{name}/{layer}": one for layer, one in enumerate(value) if one is not None}
+        elif value is not None and name != "step":
+            numbers[name] = value
+    return numbers
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no NaN and no infinity."""
+    return value if math.isfinite(value) else None
 
 
 def _whole_lines(path: Path) -> list[Line]:
