@@ -143,7 +143,7 @@ def test_the_auxiliary_loss_is_in_no_published_number(tiny_spec: Spec, tiny_corp
 def test_a_finished_run_is_not_trained_again(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:
     first = train(tiny_spec(), tmp_path, tiny_corpus, EVERY_STEP, NoTracking())
     assert train(tiny_spec(), tmp_path, tiny_corpus, EVERY_STEP, KilledAt(0)) == first
-    with pytest.raises(InputError, match="belongs to run"):
+    with pytest.raises(InputError, match="holds the record of run"):
         train(tiny_spec(seed=1), tmp_path, tiny_corpus, EVERY_STEP, NoTracking())
 
 
