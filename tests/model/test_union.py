@@ -8,6 +8,7 @@ import torch
 from torch import Generator
 
 from k3ablate.config import Config, parse
+from k3ablate.kernels import dispatch
 from k3ablate.model.counting import count
 from k3ablate.model.decoder import (
     BalancingUnion,
@@ -18,6 +19,11 @@ from k3ablate.model.decoder import (
     ResidualUnion,
     initialise,
 )
+from k3ablate.model.feedforward import ActivationUnion
+from k3ablate.model.kda import KDA, DecayUnion
+from k3ablate.model.moe import LatentMoE
+from k3ablate.training.optim import build_optimizer
+from k3ablate.training.spec import AdamW, Muon
 
 VOCABULARY, WIDTH, DEPTH, CONTEXT = 61, 24, 3, 19
 
@@ -37,6 +43,7 @@ SMALL = {
     "latent_width": 12,
     "num_blocks": 2,
 }
+ADAMW = AdamW(learning_rate=0.1)
 ROUTED = {"kind": "moe", "num_experts": 8, "num_active": 2, "expert_width": 16}
 
 
@@ -69,6 +76,17 @@ CASES = {
     **{f"feed_forward-{m.__name__}": model(feed_forward={"main": small(m)}) for m in members(FeedForwardUnion)},
     **{f"balancing-{m.__name__}": model(balancing=small(m)) for m in members(BalancingUnion)},
     **{f"residual-{m.__name__}": model(residual=small(m)) for m in members(ResidualUnion)},
+    **{f"decay-{m.__name__}": model(mixer={"main": small(KDA) | {"decay": small(m)}}) for m in members(DecayUnion)},
+    **{
+        f"activation-{m.__name__}-{owner.__name__}": model(
+            feed_forward={"main": small(owner) | {"activation": small(m)}}
+        )
+        for m in members(ActivationUnion)
+        for owner in members(FeedForwardUnion)
+    },
+    "low_rank_gate": model(mixer={"main": small(KDA) | {"gate": "low_rank"}}),
+    "latent_without_norm": model(feed_forward={"main": small(LatentMoE) | {"latent_norm": "none"}}),
+    "exact_quantile": model(balancing={"kind": "quantile", "estimator": "exact", "momentum": 0.5}),
 }
 every_case = pytest.mark.parametrize("config", CASES.values(), ids=CASES.keys())
 
@@ -128,15 +146,55 @@ def test_causality(config: ModelConfig) -> None:
     assert not torch.allclose(before[:, 11:], after[:, 11:], rtol=1e-4, atol=1e-6)
 
 
-@every_case
-def test_gradients_reach_every_parameter(config: ModelConfig) -> None:
-    decoder = built(config)
+def gradients(decoder: Decoder) -> dict[str, torch.Tensor]:
+    """Of the training objective, by parameter."""
     output = decoder(tokens())
     loss = torch.nn.functional.cross_entropy(output.logits_BTV.flatten(0, 1), tokens().flatten())
     (loss + output.auxiliary_loss).backward()
-    for name, parameter in decoder.named_parameters():
-        assert parameter.grad is not None, name
-        assert torch.isfinite(parameter.grad).all(), name
+    return {name: parameter.grad for name, parameter in decoder.named_parameters()}
+
+
+@every_case
+def test_gradients_reach_every_parameter(config: ModelConfig) -> None:
+    """Away from the initial values, where queries of zero hide the key norms. The first read has nothing to choose."""
+    decoder, generator = built(config), Generator().manual_seed(4)
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    for name, gradient in gradients(decoder).items():
+        assert gradient.isfinite().all(), name
+        assert gradient.any() or name.startswith("residual.reads.0."), name
+
+
+@every_case
+def test_fast_kernels_equal_plain_ones(config: ModelConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = []
+    for kernels in ("auto", "torch"):
+        monkeypatch.setenv(dispatch.VARIABLE, kernels)
+        decoder = built(config)
+        outcomes.append({"logits": decoder(tokens()).logits_BTV} | gradients(decoder))
+    for name, plain in outcomes[1].items():
+        assert (outcomes[0][name] - plain).norm() <= 1e-4 * plain.norm() + 1e-9, name
+
+
+@every_case
+@pytest.mark.parametrize("optimizer", [ADAMW, Muon(learning_rate=0.1, rest=ADAMW)], ids=["adamw", "muon"])
+def test_every_parameter_is_in_one_optimizer_group_and_only_matrices_decay(
+    config: ModelConfig, optimizer: AdamW | Muon
+) -> None:
+    """Told apart by shape here, and by owner in the package: all maps and experts, no look-up, filter or vector."""
+    decoder = Decoder(config)
+    names = {id(parameter): name for name, parameter in decoder.named_parameters()}
+    groups = build_optimizer(decoder, optimizer).param_groups
+    grouped = [[names[id(parameter)] for parameter in group["params"]] for group in groups]
+    assert sorted(name for group in grouped for name in group) == sorted(names.values())
+    parameters = dict(decoder.named_parameters())
+    maps = {name for name, parameter in parameters.items() if parameter.ndim > 1 and "convolution" not in name}
+    maps.remove("embedding.weight")
+    decayed = {name for names, group in zip(grouped, groups, strict=True) if group["weight_decay"] for name in names}
+    assert decayed == maps
+    if isinstance(optimizer, Muon):
+        assert set(grouped[0]) == maps - {"head.weight"}
 
 
 @every_case
