@@ -46,7 +46,7 @@ def experts_plain(
     x_NL: Tensor, chosen_NA: Tensor, weights_NA: Tensor, matrices: ExpertWeights, combine: Combine
 ) -> Tensor:
     """The definition of `experts`: one expert after the other."""
-    y_NL = torch.zeros_like(x_NL, dtype=weights_NA.dtype)
+    y_NL = torch.zeros_like(x_NL, dtype=torch.promote_types(x_NL.dtype, weights_NA.dtype))
     for expert, (gate_FL, up_FL, down_LF) in enumerate(zip(*matrices, strict=True)):
         tokens, slots = (chosen_NA == expert).nonzero(as_tuple=True)
         own_x = x_NL[tokens]

@@ -73,3 +73,12 @@ def test_autocast_lowers_the_products_like_any_other() -> None:
     precise = experts(x, chosen, weights, ExpertWeights(*matrices), SwiGLU().combine)
     assert lowered.dtype is torch.bfloat16
     torch.testing.assert_close(lowered.float(), precise, rtol=0.05, atol=0.1 * float(precise.abs().max()))
+
+
+def test_double_precision_takes_the_float32_weights_of_a_router() -> None:
+    chosen, num_experts = CASES["spread"]
+    x, weights, *matrices = (tensor.detach() for tensor in _inputs(len(chosen), num_experts, 8, 4))
+    doubled = experts(x.double(), chosen, weights, ExpertWeights(*matrices), SwiGLU().combine)
+    assert doubled.dtype is torch.float64
+    single = experts_plain(x, chosen, weights, ExpertWeights(*matrices), SwiGLU().combine)
+    torch.testing.assert_close(doubled.float(), single)
