@@ -166,6 +166,20 @@ def test_autocast_leaves_the_memory_in_float32(monkeypatch: pytest.MonkeyPatch):
     assert seen["dtypes"] == {torch.float32}
 
 
+@pytest.mark.parametrize("scale", [0.0, 1e-20, 1e4], ids=str)
+@pytest.mark.parametrize("A_log", [-20.0, 5.0], ids=str)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_nothing_overflows_at_either_end_of_decay_and_input(config: KDA, A_log: float, scale: float):
+    """Inputs of zero have no direction to normalise; large ones drive the decay to one end of its range."""
+    module, x = built(config, torch.float32), (scale * tokens(torch.float32)).requires_grad_()
+    with torch.no_grad():
+        module.decay.A_log.fill_(A_log)
+    output = module(x)
+    output.sum().backward()
+    for tensor in (output, x.grad, *(parameter.grad for parameter in module.parameters())):
+        assert tensor.isfinite().all()
+
+
 @pytest.mark.parametrize("config", CONFIGS)
 def test_counted_parameters_equal_real_ones(config: KDA):
     assert sum(config.parameters(WIDTH).values()) == sum(p.numel() for p in config.build(WIDTH).parameters())

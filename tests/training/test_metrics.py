@@ -30,5 +30,12 @@ def test_no_file_no_lines(tmp_path: Path) -> None:
 
 
 def test_a_store_gets_one_number_per_name() -> None:
-    line = {"step": 3, "tokens": 100, "loss": 1.5, "gradient_norm": None, "imbalance": [1.0, 2.5]}
-    assert flat(line) == {"tokens": 100, "loss": 1.5, "imbalance/0": 1.0, "imbalance/1": 2.5}
+    line = {
+        "step": 3,
+        "tokens": 100,
+        "loss": 1.5,
+        "gradient_norm": None,
+        "imbalance": [1.0, 2.5],
+        "stream_max": [None, 4],
+    }
+    assert flat(line) == {"tokens": 100, "loss": 1.5, "imbalance/0": 1.0, "imbalance/1": 2.5, "stream_max/1": 4}
