@@ -8,11 +8,12 @@ STAMP := $(VENV)/installed
 
 setup: $(STAMP)
 
-# The lock pins every package; pip is upgraded first because old ones resolve it slowly.
+# The lock pins every package, setuptools for the build of this one included.
 $(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11))" || { echo "k3ablate needs Python 3.11 or newer: make PYTHON=python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $(STAMP)
 
 demo: setup

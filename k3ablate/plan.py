@@ -36,11 +36,6 @@ class Plan:
     experiment: str
     rows: tuple[PlanRow, ...]
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether every corpus is built, so that every row has a digest."""
-        return all(row.spec is not None for row in self.rows)
-
     def specs(self) -> dict[str, RunSpec]:
         """One RunSpec per digest: what several rows share is run once."""
         return {row.label.digest: row.spec for row in self.rows if row.spec is not None}

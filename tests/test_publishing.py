@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pandas
 import pytest
 
@@ -11,9 +12,10 @@ from k3ablate import publishing, verbs
 from k3ablate.answers import as_json
 from k3ablate.config import InputError
 from k3ablate.experiment import load
+from k3ablate.fits.analysis import analyse
 from k3ablate.jobs.folders import prepare
 from k3ablate.plan import PlanRow
-from k3ablate.records import Evaluation, RunRecord, Status
+from k3ablate.records import Evaluation, RunRecord, Status, read_table
 from k3ablate.training.corpus import Corpus
 
 MULTIPLIER = 1.5  # of the planted arm, at every loss
@@ -119,6 +121,17 @@ def test_the_form_can_be_asked_for_and_is_the_one_that_is_read(settle, place: Pa
         assert f"curves: {form}, as asked for" in answer.notes
     with pytest.raises(InputError, match=r"form: unknown form 'cubic'; write one of power, power_floor"):
         publishing.report("planted.yaml", place / "runs", "cubic")
+
+
+def test_the_collected_csv_gives_the_reported_multiplier_to_anybody(settle, place: Path) -> None:
+    settle()
+    reported = publishing.report("planted.yaml", place / "runs").arms[1]
+    frame = read_table(place / "runs" / "results" / "planted" / "runs.csv")
+    read = analyse(frame, "k2", None, np.random.default_rng(publishing.BOOTSTRAP_SEED)).arm("+attention").multiplier
+    assert read is not None
+    assert (read.value, read.interval.low, read.interval.high) == (
+        reported.multiplier, reported.multiplier_low, reported.multiplier_high,
+    )  # fmt: skip
 
 
 def test_the_same_records_give_the_same_bytes(settle, place: Path) -> None:

@@ -54,8 +54,3 @@ def factor_range(interval: Interval) -> str:
 def loss_text(value: float) -> str:
     """A loss in nats per token, four decimals: below the noise of any seed."""
     return f"{value:.4f}"
-
-
-def pflop_days(flops: float) -> float:
-    """PFLOP/s-days of training FLOPs."""
-    return flops / FLOPS_PER_PFLOP_DAY

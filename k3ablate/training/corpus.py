@@ -64,11 +64,6 @@ class Corpus:
         """Names the content, 16 hex digits."""
         return self.facts.name
 
-    @property
-    def recipe_digest(self) -> str:
-        """The digest of the recipe that gave this content first."""
-        return self.facts.recipe.digest()
-
     def tokens(self, set_name: str) -> Tokens:
         """The set as one memory-mapped array of unsigned integers; a set that is not there is an InputError."""
         facts = self._facts(set_name)
@@ -84,7 +79,11 @@ class Corpus:
         return facts.num_bytes / facts.num_tokens
 
     def bits_per_byte(self, loss: float, set_name: str) -> float:
-        """`loss` in nats per token as bits per byte of text: what coding the set with the model would cost."""
+        """`loss` in nats per token as bits per byte of text.
+
+        By the bytes of the whole set: exact for bytes; evaluated windows of a byte-pair set may hold a little more or
+        less per token.
+        """
         return loss / math.log(2) / self.bytes_per_token(set_name)
 
     def decode(self, tokens: Tokens) -> str:

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 
 from k3ablate.fits.analysis import Analysis
 from k3ablate.report.figures import highlighted, loss_against_compute, new_figure, save_figure
-from k3ablate.report.style import COLOURS, MARKERS, arm_style, decimal, factor, pflop_days
+from k3ablate.report.style import COLOURS, MARKERS, arm_style, decimal, factor
 
 
 def drawn(analysis: Analysis, highlight: str | None = None) -> Axes:
@@ -41,7 +41,7 @@ def test_axes_have_scales_units_and_a_twin(analysis: Analysis) -> None:
     assert axes.get_ylabel() == "validation loss (nats per token)"
     (days,) = axes.child_axes
     assert days.get_xlabel() == "PFLOP/s-days"
-    assert days.get_xlim() == pytest.approx([pflop_days(limit) for limit in axes.get_xlim()])
+    assert days.get_xlim() == pytest.approx([limit / 8.64e19 for limit in axes.get_xlim()])
     low, high = axes.get_xlim()
     assert low < 1e13
     assert high > 1e15

@@ -74,7 +74,7 @@ def test_packs_each_set_with_separators(recipe: Recipe, folder: Path) -> None:
     assert bytes(corpus.tokens("validation")) == b"jumps\0over\0"
     assert corpus.tokens("train").dtype == np.uint8
     assert isinstance(corpus.tokens("train"), np.memmap)
-    assert corpus.recipe_digest == recipe().digest()
+    assert corpus.facts.recipe == recipe()
 
 
 def test_facts_count_tokens_bytes_and_documents(recipe: Recipe, folder: Path) -> None:
