@@ -9,6 +9,7 @@ from torch import Tensor
 
 from k3ablate.kernels import attnres, routing
 from k3ablate.kernels.kda import kda
+from k3ablate.kernels.situ_glu import situ_glu
 
 WIDTH = 16
 NUM_EXPERTS = 4
@@ -20,6 +21,7 @@ def warm_up() -> None:
     _attention()
     _residual()
     _routing()
+    torch.autograd.backward(situ_glu(_zeros(WIDTH), _zeros(WIDTH), 4.0, 25.0).sum())
 
 
 def _attention() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from k3ablate.config import Config
+from k3ablate.kernels.situ_glu import situ_glu
 from k3ablate.model.norms import at_least_float32
 from k3ablate.model.slots import BalancingConfig, Dial, FeedForward, FeedForwardConfig
 
@@ -36,10 +37,8 @@ class SiTUGLU(Config):
 
     def combine(self, gate: Tensor, up: Tensor) -> Tensor:
         """Hidden activation from the two projections, any shape; computed in float32, returned as it came."""
-        precise_gate = at_least_float32(gate)
-        bounded_gate = self.gate_bound * torch.tanh(precise_gate / self.gate_bound)
-        bounded_up = self.up_bound * torch.tanh(at_least_float32(up) / self.up_bound)
-        return (bounded_gate * torch.sigmoid(precise_gate) * bounded_up).to(gate.dtype)
+        hidden = situ_glu(at_least_float32(gate), at_least_float32(up), self.gate_bound, self.up_bound)
+        return hidden.to(gate.dtype)
 
 
 ActivationUnion = Annotated[SwiGLU | SiTUGLU, Field(discriminator="kind")]

@@ -6,17 +6,18 @@ from numba.core.dispatcher import Dispatcher
 from torch import Generator
 
 from k3ablate.config import parse
-from k3ablate.kernels import attnres_numba, dispatch, kda_numba, routing_numba
+from k3ablate.kernels import attnres_numba, dispatch, kda_numba, routing_numba, situ_glu_numba
 from k3ablate.kernels.warm_up import warm_up
 from k3ablate.model.decoder import Decoder, ModelConfig, initialise
 from k3ablate.model.sizes import Size, scaled
 from k3ablate.recipes import recipe
 
+MODULES = (attnres_numba, kda_numba, routing_numba, situ_glu_numba)
+
 
 def num_compiled() -> dict[str, int]:
-    """Compiled signatures of every kernel of the three numba files."""
-    modules = (attnres_numba, kda_numba, routing_numba)
-    functions = {f"{module.__name__}.{name}": value for module in modules for name, value in vars(module).items()}
+    """Compiled signatures of every kernel of the numba files."""
+    functions = {f"{module.__name__}.{name}": value for module in MODULES for name, value in vars(module).items()}
     return {name: len(value.signatures) for name, value in functions.items() if isinstance(value, Dispatcher)}
 
 
@@ -24,7 +25,7 @@ def test_a_step_compiles_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("K3ABLATE_KERNELS", raising=False)
     warm_up()
     before = num_compiled()
-    for module in (attnres_numba, kda_numba, routing_numba):  # callees are compiled into them
+    for module in MODULES:  # callees are compiled into them
         assert sum(count for name, count in before.items() if name.startswith(f"{module.__name__}.")) >= 2
     reference = parse(ModelConfig, recipe("model", "kimi-k3"), source="kimi-k3")
     config = scaled(reference, Size(name="x", width=24, num_layers=4, head_width=8, num_active=2), 256)
