@@ -25,13 +25,13 @@ _LOG2_HIGH = numpy.float32(355 / 512)
 _LOG2_LOW = numpy.float32(numpy.log(2) - 355 / 512)
 _EXPONENT_OF_ONE, _MANTISSA_BITS = numpy.int32(127 << 23), numpy.int32(23)
 _TAYLOR = tuple(numpy.float32(1 / factorial) for factorial in (1, 1, 2, 6, 24, 120, 720, 5040))
-_SMALL = numpy.float32(0.6)  # below it tanh is its own polynomial: 1 - 2 / (1 + exp 2x) would cancel
+_SMALL = numpy.float32(1)  # below it tanh has a polynomial of its own: 1 - 2 / (1 + exp 2x) would cancel
 
 
 def _fitted_tanh() -> tuple[numpy.float32, ...]:
-    """Coefficients of (tanh x / x - 1) / x^2 in x^2 for |x| < 0.65, fitted at Chebyshev nodes."""
-    nodes = 0.325 * (1 + numpy.cos(numpy.pi * (numpy.arange(200) + 0.5) / 200)) + 1e-3
-    fitted = numpy.polynomial.Polynomial.fit(nodes**2, (numpy.tanh(nodes) / nodes - 1) / nodes**2, 5)
+    """Coefficients of (tanh x / x - 1) / x^2 in x^2 for |x| < 1, fitted at Chebyshev nodes."""
+    nodes = 0.5 * (1.01 + numpy.cos(numpy.pi * (numpy.arange(200) + 0.5) / 200))
+    fitted = numpy.polynomial.Polynomial.fit(nodes**2, (numpy.tanh(nodes) / nodes - 1) / nodes**2, 7)
     return tuple(numpy.float32(coefficient) for coefficient in fitted.convert().coef)
 
 
@@ -85,7 +85,9 @@ def sigmoid(x: Any) -> Any:
 def tanh(x: Any) -> Any:
     """tanh(x), relative error included: near zero it is x."""
     square = x * x
-    series = _TANH[5]
+    series = _TANH[7]
+    series = series * square + _TANH[6]
+    series = series * square + _TANH[5]
     series = series * square + _TANH[4]
     series = series * square + _TANH[3]
     series = series * square + _TANH[2]
