@@ -80,6 +80,8 @@ def read_yaml(path: Path) -> Tree:
         raise InputError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8") from None
     try:
         return YAML(typ="safe", pure=True).load(text)
+    except RecursionError:
+        raise InputError(f"{path}: nested too deeply; write it flatter") from None
     except YAMLError as error:
         problem = " ".join(str(error).split())
         raise InputError(f"{path}: not valid YAML: {problem}") from None
@@ -169,45 +171,64 @@ def _deepest(details: list[ErrorDetails]) -> list[ErrorDetails]:
 
 def _explain(config_class: type[Config], detail: ErrorDetails) -> str:
     """One pydantic error as 'path: value: what to write instead'."""
-    path = ".".join(str(part) for part in detail["loc"]) or "(top level)"
+    place = _located(config_class, detail["loc"])
+    where = f"{place.path}: " if place.path else ""
     kind, context = detail["type"], detail.get("ctx", {})
     if kind == "extra_forbidden":
-        return f"{path}: unknown key with value {_shown(detail['input'])}; {_known_keys(config_class, detail)}"
+        known = [name for candidate in place.parents for name in candidate.model_fields]
+        remedy = _suggest(str(detail["loc"][-1]), known) if known else "remove it"
+        return f"{where}unknown key with value {_shown(detail['input'])}; {remedy}"
     if kind == "missing":
-        return f"{path}: this key is missing; add it"
+        return f"{where}this key is missing; add it"
     if kind == "union_tag_invalid":
-        tag = context.get("tag")
-        return f"{path}: unknown kind {tag!r}; write one of {context.get('expected_tags')}"
-    message = str(context["error"]) if "error" in context else detail["msg"]
-    if isinstance(detail["input"], Mapping | Config):  # a rule between keys: its own message names them
-        return f"{path}: {message}"
-    return f"{path}: found {_shown(detail['input'])}; {message}"
+        return f"{where}unknown kind {context.get('tag')!r}; write one of {context.get('expected_tags')}"
+    if kind == "union_tag_not_found":
+        known_kinds = ", ".join(filter(None, map(_kind, place.classes)))
+        return f"{where}found {_shown(detail['input'])}; write a mapping with `kind:`, one of {known_kinds}"
+    if "error" in context and isinstance(detail["input"], Mapping | Config):  # a rule between keys names them itself
+        return f"{where}{context['error']}"
+    return f"{where}found {_shown(detail['input'])}; {context.get('error') or _wanted(detail)}"
 
 
-def _known_keys(config_class: type[Config], detail: ErrorDetails) -> str:
-    """Suggestion for an unknown key, looked up in the config class the error happened in."""
-    *parents, key = detail["loc"]
-    fields = _fields_at(config_class, tuple(parents))
-    return _suggest(str(key), list(fields)) if fields else "remove it"
+def _wanted(detail: ErrorDetails) -> str:
+    """What to write, in the words of a YAML file."""
+    in_yaml = {"tuple_type": "write a list", "dict_type": "write a mapping", "model_type": "write a mapping"}
+    return in_yaml.get(detail["type"], detail["msg"])
 
 
-def _fields_at(config_class: type[Config], location: tuple[int | str, ...]) -> list[str]:
-    """Field names of the config that sits at `location` below `config_class` (empty where none is found)."""
-    candidates: list[Any] = [config_class]
+class _Place(NamedTuple):
+    """Where in a file an error is, and which config classes stand there and one step above."""
+
+    path: str
+    classes: list[Any]
+    parents: list[Any]
+
+
+def _located(config_class: type[Config], location: tuple[int | str, ...]) -> _Place:
+    """pydantic's location without what is not written in the file: tags of unions, and marks of keys."""
+    written: list[str] = []
+    classes: list[Any] = [config_class]
+    parents: list[Any] = []
     for part in location:
-        found: list[Any] = []
-        for candidate in candidates:
-            found += _step(candidate, part)
-        candidates = found or candidates  # a union tag in the location does not descend
-    return [name for candidate in candidates if _is_config(candidate) for name in candidate.model_fields]
+        if part == "[key]":
+            continue
+        tagged = [candidate for candidate in classes if _kind(candidate) == part]
+        if tagged and len(classes) > 1:  # a member's own field may be called like its tag
+            classes = tagged
+            continue
+        written.append(str(part))
+        below = [found for candidate in classes for found in _step(candidate, part)]
+        if not isinstance(part, int) and any(part in candidate.model_fields for candidate in classes):
+            parents, classes = classes, below
+        elif not isinstance(part, int):
+            parents = classes
+    return _Place(".".join(written), classes, parents)
 
 
 def _step(config_class: Any, part: int | str) -> list[Any]:
-    if not _is_config(config_class):
-        return []
-    if part in config_class.model_fields:
-        return list(_config_classes(config_class.model_fields[part].annotation))
-    return [config_class] if _kind(config_class) == part else []
+    """The config classes that field `part` of a config class may hold."""
+    field = config_class.model_fields.get(part)
+    return list(_config_classes(field.annotation)) if field is not None else []
 
 
 def _kind(config_class: Any) -> str | None:

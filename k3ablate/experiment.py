@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from k3ablate.config import Config, Difference, InputError, Tree, differences, override, parse, read_yaml
 from k3ablate.model.decoder import ModelConfig
-from k3ablate.model.sizes import Matching, Size
+from k3ablate.model.sizes import Matching, Name, Size
+from k3ablate.records import COLUMNS
 from k3ablate.references import resolved
-from k3ablate.training.spec import DataRecipe, Execution, TrainingConfig
+from k3ablate.training.spec import DataRecipe, Execution, Seed, TrainingConfig
 
 # Where each component of the mission lives; any other component states its own paths.
 COMPONENT_PATHS: dict[str, tuple[str, ...]] = {
@@ -31,6 +32,9 @@ COMPONENT_PATHS: dict[str, tuple[str, ...]] = {
 }
 
 
+ComponentName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
+
+
 class Setting(Config):
     """What an arm is, before size, budget and seed: the model at reference size, its data and its training."""
 
@@ -42,7 +46,7 @@ class Setting(Config):
 class Component(Config):
     """One axis of change. The first level is the baseline and changes nothing; the last is the full change."""
 
-    levels: dict[str, dict[str, Tree]] = Field(min_length=2)
+    levels: dict[Name, dict[str, Tree]] = Field(min_length=2)
     paths: tuple[str, ...] = ()  # what the component may change; known components need not say
 
     @model_validator(mode="after")
@@ -62,36 +66,41 @@ class Tokens(Config):
     """A budget in tokens, for every arm and size."""
 
     kind: Literal["tokens"] = "tokens"
-    tokens: PositiveInt
+    tokens: PositiveInt = Field(le=10**18)
 
     @property
     def name(self) -> str:
-        """Short name beside a size, e.g. '3e+05t'."""
-        return f"{self.tokens:.3g}t"
+        """Name beside a size, e.g. '300000t'."""
+        return f"{self.tokens}t"
 
 
 class TokensPerParameter(Config):
     """A budget in tokens per active parameter of the baseline at each size; all its arms get the same tokens."""
 
     kind: Literal["tokens_per_parameter"] = "tokens_per_parameter"
-    ratio: PositiveFloat
+    ratio: PositiveFloat = Field(le=1e9)
 
     @property
     def name(self) -> str:
-        """Short name beside a size, e.g. '20tpp'."""
-        return f"{self.ratio:g}tpp"
+        """Name beside a size, e.g. '20tpp'."""
+        return f"{_written(self.ratio)}tpp"
 
 
 class Flops(Config):
     """A budget in training FLOPs; each arm gets the tokens it can afford."""
 
     kind: Literal["flops"] = "flops"
-    flops: PositiveFloat
+    flops: PositiveFloat = Field(le=1e30)
 
     @property
     def name(self) -> str:
-        """Short name beside a size, e.g. '1e+18flops'."""
-        return f"{self.flops:.3g}flops"
+        """Name beside a size, e.g. '1e+18flops'."""
+        return f"{_written(self.flops)}flops"
+
+
+def _written(number: float) -> str:
+    """Every digit, and no '.0'."""
+    return repr(number).removesuffix(".0")
 
 
 Budget = Annotated[Tokens | TokensPerParameter | Flops, Field(discriminator="kind")]
@@ -100,15 +109,15 @@ Budget = Annotated[Tokens | TokensPerParameter | Flops, Field(discriminator="kin
 class ArmNames(Config):
     """What the two ends of a design are called, and the baseline's twin."""
 
-    baseline: str = "baseline"
-    full: str = "full"
-    replicate: str = "a/a"
+    baseline: Name = "baseline"
+    full: Name = "full"
+    replicate: Name = "a/a"
 
 
 class ListedArm(Config):
     """One arm of `design: list`: its level of each component it changes."""
 
-    name: str = Field(min_length=1)
+    name: Name
     levels: dict[str, str] = Field(min_length=1)
 
 
@@ -122,15 +131,15 @@ class Experiment(Config):
     stopping: str = Field(min_length=1)
     exclusion: str = Field(min_length=1)
     baseline: Setting
-    components: dict[str, Component] = Field(min_length=1)
+    components: dict[ComponentName, Component] = Field(min_length=1)
     design: Literal["factorial", "leave_one_out", "one_at_a_time", "list"]
     arms: tuple[ListedArm, ...] = ()
     names: ArmNames = ArmNames()
     match: Matching = "flops_per_token"
     sizes: tuple[Size, ...] = Field(min_length=1)
     budgets: tuple[Budget, ...] = Field(min_length=1)
-    seeds: tuple[NonNegativeInt, ...] = Field(min_length=1)
-    replicate_seeds: tuple[NonNegativeInt, ...] = ()  # the baseline again under another name: the A/A arm
+    seeds: tuple[Seed, ...] = Field(min_length=1)
+    replicate_seeds: tuple[Seed, ...] = ()  # the baseline again under another name: the A/A arm
     execution: Execution = Execution()
 
     @model_validator(mode="after")
@@ -139,6 +148,7 @@ class Experiment(Config):
             ("sizes", [size.name for size in self.sizes]),
             ("budgets", [budget.name for budget in self.budgets]),
             ("seeds", [str(seed) for seed in self.seeds]),
+            ("replicate_seeds", [str(seed) for seed in self.replicate_seeds]),
         ):
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
@@ -152,8 +162,7 @@ class Experiment(Config):
 
     @model_validator(mode="after")
     def _every_arm_is_valid(self) -> Self:
-        for component in self.components:
-            self.paths(component)
+        _check_components(self)
         arms = make_arms(self)
         _check_names(arms)
         for arm in arms:
@@ -232,6 +241,22 @@ def check_arm(experiment: Experiment, arm: Arm) -> None:
                     f"{where}: {path}: this arm changes nothing: it is the baseline's value already; "
                     "write another value or drop the level"
                 )
+
+
+def _check_components(experiment: Experiment) -> None:
+    """Refuse a component named like a column of the table, and two that may change one path: the later would win."""
+    owners: dict[str, str] = {}
+    for component in experiment.components:
+        if component in COLUMNS:
+            raise ValueError(f"components.{component}: is a column of every table of runs; write another name")
+        for path in experiment.paths(component):
+            for other, owner in owners.items():
+                if _below(path, (other,)) or _below(other, (path,)):
+                    raise ValueError(
+                        f"components.{component} and components.{owner} may both change {max(path, other, key=len)}; "
+                        "give each `paths:` of its own, or make them levels of one component"
+                    )
+        owners |= dict.fromkeys(experiment.paths(component), component)
 
 
 def _check_names(arms: tuple[Arm, ...]) -> None:

@@ -118,10 +118,15 @@ def _whole_steps(tokens: int, tokens_per_step: int) -> int:
 
 
 def _check_distinct(rows: list[PlanRow]) -> None:
-    """Refuse two arms that come out as one run: there the change changes nothing."""
+    """Refuse rows that come out as one run: two arms where a change changes nothing, two sizes that are one."""
     seen: dict[str, Label] = {}
     for label in (row.label for row in rows if row.spec is not None):
         other = seen.setdefault(label.digest, label)
+        if other is not label and other.arm == label.arm:
+            raise InputError(
+                f"sizes {other.size} and {label.size} are the same run for arm {label.arm}, seed {label.seed} "
+                f"(digest {label.digest}); drop one of them"
+            )
         if other.arm != label.arm:
             raise InputError(
                 f"arms {other.arm} and {label.arm} are the same run at size {label.size}, seed {label.seed} "

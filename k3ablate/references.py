@@ -10,6 +10,13 @@ from k3ablate.recipes import recipe
 
 RECIPE_KINDS = ("model", "data", "training")
 
+# What a run's model does not take from the baseline, whatever stands there.
+DERIVED = {
+    "model.width": "`sizes`",
+    "model.num_layers": "`sizes`",
+    "model.vocabulary_size": "the tokenizer of `data`",
+}
+
 Complete = Callable[[Tree, str], Tree]  # (baseline, source) -> the baseline with every default written out
 
 
@@ -41,6 +48,8 @@ def _baseline(tree: Mapping[str, Tree], source: str, complete: Complete) -> Tree
     _require_mapping(tree["set"], f"{source}.set", "dotted paths to values, e.g. {training.batch_size: 8}")
     completed = complete(baseline, source)
     for path, value in tree["set"].items():
+        if path in DERIVED:
+            raise InputError(f"{source}.set.{path}: comes from {DERIVED[path]}, which would overwrite it; remove it")
         completed = override(completed, str(path), value, source=f"{source}.set")
     return completed
 

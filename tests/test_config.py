@@ -32,7 +32,7 @@ def test_unknown_key_names_the_path_the_value_and_the_near_key() -> None:
 
 
 def test_unknown_key_inside_a_union_is_explained_from_its_own_member() -> None:
-    with pytest.raises(InputError, match=r"shape\.square\.side_lenght: unknown key .* did you mean 'side_length'"):
+    with pytest.raises(InputError, match=r"d.yaml: shape\.side_lenght: unknown key .* did you mean 'side_length'"):
         parse(Drawing, {"shape": {"kind": "square", "side_lenght": 2}}, source="d.yaml")
 
 
@@ -42,8 +42,21 @@ def test_unknown_tag_lists_the_known_ones() -> None:
 
 
 def test_value_out_of_range_is_quoted() -> None:
-    with pytest.raises(InputError, match=r"shape\.round\.radius: found -1; Input should be greater than 0"):
+    with pytest.raises(InputError, match=r"d.yaml: shape\.radius: found -1; Input should be greater than 0"):
         parse(Drawing, {"shape": {"kind": "round", "radius": -1}}, source="d.yaml")
+
+
+def test_a_union_without_its_tag_lists_the_known_ones() -> None:
+    message = r"shape: found \{'radius': 1\}; write a mapping with `kind:`, one of round, square"
+    with pytest.raises(InputError, match=message):
+        parse(Drawing, {"shape": {"radius": 1}}, source="d.yaml")
+
+
+def test_nesting_without_end_is_one_message(tmp_path: Path) -> None:
+    deep = tmp_path / "deep.yaml"
+    deep.write_text("a: " + "[" * 5000 + "]" * 5000)
+    with pytest.raises(InputError, match=r"deep.yaml: nested too deeply"):
+        read_yaml(deep)
 
 
 def test_missing_key_and_wrong_top_level() -> None:

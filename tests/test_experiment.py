@@ -140,6 +140,43 @@ MISTAKES = {
         {"sizes": [{"name": "xs", "width": 32, "num_layers": 4, "num_active": 1}]},
         r"sizes.0.num_active: found 1; Input should be greater than or equal to 2",
     ),
+    "component named like a column": (
+        {"components": component("loss", {"training.context": 64}, paths=["training.context"])},
+        r"components.loss: is a column of every table of runs; write another name",
+    ),
+    "two components on one path": (
+        {
+            "components": {
+                **component("attention", {"model.mixer": {"from": "kimi-k3"}}),
+                **component("heads", {"model.mixer.main.num_heads": 32}, paths=["model.mixer.main.num_heads"]),
+            }
+        },
+        r"components.heads and components.attention may both change model.mixer.main.num_heads",
+    ),
+    "component name": ({"components": component("At tention", {})}, r"components.At tention: found 'At tention'"),
+    "size name": ({"sizes": [{"name": "x\ns", "width": 32, "num_layers": 4}]}, r"sizes.0.name: found 'x\\ns'"),
+    "empty arm name": ({"names": {"baseline": ""}}, r"names.baseline: found ''"),
+    "replicate seed twice": ({"replicate_seeds": [5, 5]}, r"replicate_seeds: 5 stands there twice"),
+    "seed beyond 64 bits": ({"seeds": [2**63]}, r"seeds.0: found 9223372036854775808; Input should be less than"),
+    "endless budget": (
+        {"budgets": [{"kind": "tokens", "tokens": 10**400}]},
+        r"budgets.0.tokens: found 1000.*; Input should be less than or equal to",
+    ),
+    "list that is none": ({"seeds": 3}, r"seeds: found 3; write a list"),
+    "budget without kind": ({"budgets": [{"tokens": 5}]}, r"budgets.0: .*write a mapping with `kind:`, one of tokens"),
+    "huge width": ({"sizes": [{"name": "x", "width": 10**9, "num_layers": 4}]}, r"sizes.0.width: found 1000000000"),
+    "set what sizes decide": (
+        {"baseline": {**read_yaml(DEMO)["baseline"], "set": {"model.width": 64}}},
+        r"baseline.set.model.width: comes from `sizes`, which would overwrite it; remove it",
+    ),
+    "set a path that is a number": (
+        {"baseline": {**read_yaml(DEMO)["baseline"], "set": {3: 1}}},
+        r"baseline.set: 3: no such path here; write one of model, data, training",
+    ),
+    "level path that is a number": (
+        {"components": {"attention": {"levels": {"off": {}, "on": {5: {"from": "kimi-k3"}}}}}},
+        r"components.attention.levels.on.5: no such path here; paths begin with model, data, training",
+    ),
     "shared seeds": ({"replicate_seeds": [0]}, r"replicate_seeds: \[0\] are the baseline's own seeds"),
     "size twice": (
         {"sizes": [{"name": "xs", "width": 32, "num_layers": 4}, {"name": "xs", "width": 64, "num_layers": 4}]},

@@ -115,6 +115,19 @@ def test_arms_that_come_out_alike_are_refused() -> None:
         expand(experiment, built)
 
 
+def test_two_sizes_that_are_one_are_refused() -> None:
+    size = {"width": 32, "num_layers": 4, "head_width": 8, "num_active": 2}
+    experiment = load(DEMO).replaced("sizes", [{"name": name, **size} for name in ("one", "two")])
+    with pytest.raises(InputError, match=r"sizes one and two are the same run for arm k2, seed 0"):
+        expand(experiment, built)
+
+
+def test_budgets_that_share_their_first_digits_stay_apart() -> None:
+    budgets = [{"kind": "tokens", "tokens": tokens} for tokens in (1_200_000, 1_201_000)]
+    names = {row.label.size for row in expand(load(DEMO).replaced("budgets", budgets), built).rows}
+    assert {"xs@1200000t", "xs@1201000t"} <= names
+
+
 def test_a_depth_without_routed_layers_is_refused() -> None:
     experiment = load(DEMO).replaced("sizes", [{"name": "xs", "width": 32, "num_layers": 1, "num_active": 2}])
     with pytest.raises(InputError, match=r"size xs: num_layers 1 leaves no layer .* write at least 2"):

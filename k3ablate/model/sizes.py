@@ -5,7 +5,8 @@ reference's ratios (specification 8), so a tiny K2 is K2's shape. `matched` turn
 what the baseline costs.
 """
 
-from typing import Literal, Self
+from bisect import bisect_left
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveInt, model_validator
 
@@ -22,23 +23,28 @@ WIDTHS_TRIED = (0.3, 2.0)  # as shares of the size's width
 MATCHING_STEPS = 4  # a matched width is a multiple of a quarter of `multiple`: whole multiples of it are too coarse
 
 
+# What may stand in a table, a file name and a progress line: sizes, arms and levels are called so.
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9+_][A-Za-z0-9+_=@./-]*$", max_length=80)]
+
+
 class Size(Config):
     """A point on the ladder. None keeps the reference model's own number."""
 
-    name: str = Field(min_length=1)
-    width: PositiveInt
-    num_layers: PositiveInt
+    name: Name
+    width: PositiveInt = Field(le=1_000_000)
+    num_layers: PositiveInt = Field(le=10_000)
     head_width: PositiveInt | None = Field(default=None, multiple_of=2)  # rotary pairs need even numbers
-    num_active: PositiveInt | None = Field(default=None, ge=2)  # routed per token; all experts keep their ratio to them
+    # Routed experts per token; all experts keep their ratio to them.
+    num_active: PositiveInt | None = Field(default=None, ge=2, le=10_000)
     multiple: PositiveInt = 4  # of the width and of every inner width that follows from it
 
     @model_validator(mode="after")
     def _multiple_divides(self) -> Self:
         if self.width % self.multiple:
             below = self.width // self.multiple * self.multiple
+            near = " or ".join(str(width) for width in (below, below + self.multiple) if width)
             raise ValueError(
-                f"width {self.width} is not a multiple of {self.multiple}; "
-                f"write {below or self.multiple} or {below + self.multiple}, or another `multiple`"
+                f"width {self.width} is not a multiple of {self.multiple}; write {near}, or another `multiple`"
             )
         return self
 
@@ -72,9 +78,14 @@ def matched(
     goal = cost(target, matching, context)
     step = max(1, size.multiple // MATCHING_STEPS)
     low, high = (max(1, round(size.width * share / step)) for share in WIDTHS_TRIED)
-    candidates = (size.model_copy(update={"width": steps * step}) for steps in range(low, high + 1))
+
+    def at(steps: int) -> ModelConfig:
+        return scaled(reference, size.model_copy(update={"width": steps * step}), vocabulary_size)
+
+    # No dimension shrinks as the width grows, so the nearest cost is on one side of where the goal is crossed.
+    crossing = bisect_left(range(low, high), goal, key=lambda steps: cost(at(steps), matching, context)) + low
     best = min(
-        (scaled(reference, candidate, vocabulary_size) for candidate in candidates),
+        (at(steps) for steps in (crossing - 1, crossing) if steps >= low),
         key=lambda model: abs(cost(model, matching, context) / goal - 1),
     )
     mismatch = cost(best, matching, context) / goal - 1

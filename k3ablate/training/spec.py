@@ -12,6 +12,8 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from k3ablate.config import Config
 from k3ablate.model.decoder import ModelConfig
 
+Seed = Annotated[int, Field(ge=0, lt=2**63)]  # fits a column of whole numbers
+
 
 class PythonSources(Config):
     """Python files that are on any machine: the standard library and the installed distributions.
@@ -142,7 +144,7 @@ class TrainingConfig(Config):
 
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
-    context: PositiveInt = 256
+    context: PositiveInt = Field(default=256, ge=8)
     batch_size: PositiveInt = 16
     micro_batch_size: PositiveInt | None = None  # sequences per forward pass; None: the whole batch
     gradient_clip: PositiveFloat | None = 1.0  # global norm
@@ -178,7 +180,7 @@ class RunSpec(Config):
     corpus: str = Field(min_length=1)  # digest of the built corpus
     training: TrainingConfig
     tokens: PositiveInt  # budget; rounded up to whole optimizer steps
-    seed: int = Field(ge=0)
+    seed: Seed
 
     @model_validator(mode="after")
     def _vocabularies_agree(self) -> Self:
@@ -200,5 +202,5 @@ class Execution(Config):
 
     checkpoint_seconds: PositiveFloat = 60.0
     log_every_steps: PositiveInt = 10
-    num_threads: PositiveInt = 1  # torch threads of one worker
+    num_threads: PositiveInt = Field(default=1, le=1024)  # torch threads of one worker
     max_hours: PositiveFloat | None = None  # then the run stops as out_of_time, resumable
