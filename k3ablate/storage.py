@@ -24,6 +24,10 @@ STORAGE_ERRORS = {
     errno.EEXIST: "is a file; name a folder, e.g. by {variable}",
     errno.EISDIR: "is a folder where a file belongs; move it away, or name another place by {variable}",
     errno.ENOENT: "no such file or folder; create it, or name another place by {variable}",
+    errno.ENAMETOOLONG: "this path is too long; name a shorter one by {variable}",
+    errno.ELOOP: "its symbolic links lead in a circle; mend them, or name another place by {variable}",
+    errno.EIO: "the disk fails to read or write; check it, or set {variable} to a folder on another disk",
+    errno.EFBIG: "a file grows larger than is allowed here; raise `ulimit -f`, or set {variable} to a folder elsewhere",
 }
 
 
@@ -48,9 +52,10 @@ def require_writable(root: Path) -> None:
     probe.unlink()
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Replace the text of `path` in one step."""
-    replace_file(path, lambda file: file.write(text.encode()))
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Replace the content of `path` in one step; text is written as UTF-8."""
+    data = content.encode() if isinstance(content, str) else content
+    replace_file(path, lambda file: file.write(data))
 
 
 def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
