@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from k3ablate.kernels import attnres, routing
+from k3ablate.kernels.head_norms import gated_norm, unit_length
 from k3ablate.kernels.kda import kda
+from k3ablate.kernels.short_convolution import short_convolution
 from k3ablate.kernels.situ_glu import situ_glu
 
 WIDTH = 16
@@ -27,7 +29,8 @@ def warm_up() -> None:
 def _attention() -> None:
     query, key, value, log_decay = (_zeros(1, 2, 1, WIDTH) for _ in range(4))
     output_BTHV, _ = kda(query, key, value, log_decay, _zeros(1, 2, 1))
-    torch.autograd.backward(output_BTHV.sum())
+    gated_BTHV = gated_norm(unit_length(output_BTHV), value, _zeros(WIDTH), 1e-5)
+    torch.autograd.backward(gated_BTHV.sum() + short_convolution(_zeros(1, 2, WIDTH), _zeros(WIDTH, 2)).sum())
 
 
 def _residual() -> None:

@@ -1,8 +1,8 @@
 """What surrounds the recurrence of Kimi Delta Attention? Projections, short convolutions, decay, norm and gate.
 
 A linear-time token mixer: each head keeps a matrix as its memory, forgets per key channel and corrects what it
-recalls. The recurrence itself and its fast forms are in `kernels/kda.py`. Formulas and initial values: specification
-4.1; tensors: section 2. `BoundedSigmoid` is K3's decay, `SoftplusDecay` Kimi Linear's.
+recalls. The recurrence itself, short convolutions and norms of heads run in `kernels/`. Formulas and initial values:
+specification 4.1; tensors: section 2. `BoundedSigmoid` is K3's decay, `SoftplusDecay` Kimi Linear's.
 
 `forward` takes whole sequences; `resume` goes on from the state of an earlier segment, down to one token at a time.
 
@@ -21,8 +21,10 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from k3ablate.config import Config
+from k3ablate.kernels.head_norms import gated_norm, unit_length
 from k3ablate.kernels.kda import kda
-from k3ablate.model.norms import RMSNorm, at_least_float32, full_precision, unit_length
+from k3ablate.kernels.short_convolution import short_convolution
+from k3ablate.model.norms import RMSNorm, at_least_float32, full_precision
 from k3ablate.model.slots import Dial, Initialised, Mixer, MixerConfig
 
 TIME_STEPS = (1e-3, 1e-1)  # range of the initial decay's time step
@@ -142,12 +144,10 @@ class ShortConvolution(Initialised):
         bound = self.weight.shape[-1] ** -0.5
         nn.init.uniform_(self.weight, -bound, bound, generator=generator)
 
-    def forward(self, x_BTP: Tensor, before_BPW: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x_BTP: Tensor, before_BWP: Tensor) -> tuple[Tensor, Tensor]:
         """x_BTP and the inputs just before it -> y_BTP and the last inputs so far, in float32 at least."""
-        num_channels, _, width = self.weight.shape
-        seen_BPT = torch.cat([before_BPW, at_least_float32(x_BTP).transpose(1, 2)], dim=2)
-        y_BTP = functional.silu(functional.conv1d(seen_BPT, self.weight, groups=num_channels).transpose(1, 2))
-        return y_BTP, seen_BPT[..., seen_BPT.shape[2] - (width - 1) :]
+        seen_BSP = torch.cat([before_BWP, at_least_float32(x_BTP)], dim=1)
+        return short_convolution(seen_BSP, self.weight[:, 0]), seen_BSP[:, x_BTP.shape[1] :]
 
 
 class Decay(Initialised):
@@ -184,9 +184,9 @@ class Decay(Initialised):
 class KdaState(NamedTuple):
     """All that a segment of a sequence needs of what came before it; its size does not grow with the length."""
 
-    query_BPW: Tensor  # the last inputs of each convolution
-    key_BPW: Tensor
-    value_BPW: Tensor
+    query_BWP: Tensor  # the last inputs of each convolution
+    key_BWP: Tensor
+    value_BWP: Tensor
     memory_BHKV: Tensor
 
 
@@ -203,7 +203,7 @@ class KimiDeltaAttention(Mixer):
         )
         self.decay = Decay(config, width)
         self.write_strength = nn.Linear(width, config.num_heads, bias=False)
-        self.norm = RMSNorm(config.head_width, config.norm_epsilon)
+        self.norm = RMSNorm(config.head_width, config.norm_epsilon)  # applied together with the gate
         self.gate = nn.Linear(width, inner, bias=False) if config.gate == "full_rank" else _low_rank_gate(config, width)
         self.output = nn.Linear(inner, width, bias=False)
 
@@ -216,29 +216,30 @@ class KimiDeltaAttention(Mixer):
         """The state before the first position of sequences like x_BTD: zeros."""
         config, (batch, _, _) = self.config, x_BTD.shape
         like = at_least_float32(x_BTD)
-        before_BPW = like.new_zeros(batch, config.inner_width, config.convolution_width - 1)
+        before_BWP = like.new_zeros(batch, config.convolution_width - 1, config.inner_width)
         memory_BHKV = like.new_zeros(batch, config.num_heads, config.head_width, config.head_width)
-        return KdaState(before_BPW, before_BPW, before_BPW, memory_BHKV)
+        return KdaState(before_BWP, before_BWP, before_BWP, memory_BHKV)
 
     def resume(self, x_BTD: Tensor, state: KdaState) -> tuple[Tensor, KdaState]:
         """x_BTD, which goes on where `state` was left -> y_BTD and the state after it."""
         query, key, value = self.query(x_BTD), self.key(x_BTD), self.value(x_BTD)
-        decay_BTP, strength_BTH = self.decay.logits(x_BTD), self.write_strength(x_BTD)
+        decay_BTP, strength_BTH, gate_BTP = self.decay.logits(x_BTD), self.write_strength(x_BTD), self.gate(x_BTD)
         with full_precision(x_BTD):
-            query_BTP, query_BPW = self.query_convolution(query, state.query_BPW)
-            key_BTP, key_BPW = self.key_convolution(key, state.key_BPW)
-            value_BTP, value_BPW = self.value_convolution(value, state.value_BPW)
+            query_BTP, query_BWP = self.query_convolution(query, state.query_BWP)
+            key_BTP, key_BWP = self.key_convolution(key, state.key_BWP)
+            value_BTP, value_BWP = self.value_convolution(value, state.value_BWP)
             read_BTHV, memory_BHKV = kda(
-                self.config.head_width**-0.5 * unit_length(self._heads(query_BTP)),
+                unit_length(self._heads(query_BTP), self.config.head_width**-0.5),
                 unit_length(self._heads(key_BTP)),
                 self._heads(value_BTP),
                 self.decay(self._heads(decay_BTP)),
                 at_least_float32(strength_BTH).sigmoid(),
                 state.memory_BHKV,
             )
-        gate_BTP = self.gate(x_BTD).sigmoid()
-        y_BTD: Tensor = self.output(gate_BTP * self.norm(read_BTHV).flatten(2))
-        return y_BTD, KdaState(query_BPW, key_BPW, value_BPW, memory_BHKV)
+            gate_BTHV = at_least_float32(self._heads(gate_BTP))
+            gated_BTHV = gated_norm(read_BTHV, gate_BTHV, self.norm.weight, self.norm.epsilon)
+        y_BTD: Tensor = self.output(gated_BTHV.flatten(2))
+        return y_BTD, KdaState(query_BWP, key_BWP, value_BWP, memory_BHKV)
 
     def _heads(self, x_BTP: Tensor) -> Tensor:
         return x_BTP.reshape(*x_BTP.shape[:2], self.config.num_heads, self.config.head_width)

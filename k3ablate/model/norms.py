@@ -1,4 +1,4 @@
-"""How are activations brought to unit size, and what stays in float32? RMSNorm, and the unit length of a vector.
+"""How are activations brought to unit size, and what stays in float32? RMSNorm.
 
 Norms work in float32 at least, whatever the dtype around them. Which epsilon goes where is the caller's matter.
 """
@@ -26,11 +26,6 @@ class RMSNorm(Initialised):
         """[..., width] -> [..., width], in the dtype of `x`."""
         normalised = functional.rms_norm(at_least_float32(x), self.weight.shape, self.weight, self.epsilon)
         return normalised.to(x.dtype)
-
-
-def unit_length(x: Tensor, epsilon: float = 1e-6) -> Tensor:
-    """x / sqrt(sum(x^2) + epsilon) over the last axis (specification 4.1, step 1)."""
-    return x * (x.square().sum(dim=-1, keepdim=True) + epsilon).rsqrt()
 
 
 def at_least_float32(x: Tensor) -> Tensor:

@@ -6,13 +6,21 @@ from numba.core.dispatcher import Dispatcher
 from torch import Generator
 
 from k3ablate.config import parse
-from k3ablate.kernels import attnres_numba, dispatch, kda_numba, routing_numba, situ_glu_numba
+from k3ablate.kernels import (
+    attnres_numba,
+    dispatch,
+    head_norms_numba,
+    kda_numba,
+    routing_numba,
+    short_convolution_numba,
+    situ_glu_numba,
+)
 from k3ablate.kernels.warm_up import warm_up
 from k3ablate.model.decoder import Decoder, ModelConfig, initialise
 from k3ablate.model.sizes import Size, scaled
 from k3ablate.recipes import recipe
 
-MODULES = (attnres_numba, kda_numba, routing_numba, situ_glu_numba)
+MODULES = (attnres_numba, head_norms_numba, kda_numba, routing_numba, short_convolution_numba, situ_glu_numba)
 
 
 def num_compiled() -> dict[str, int]:

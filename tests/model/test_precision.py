@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from k3ablate.config import parse
 from k3ablate.kernels import attnres, routing
+from k3ablate.model import kda
 from k3ablate.model.decoder import Decoder, ModelConfig, initialise
 from k3ablate.model.feedforward import SiTUGLU
 from k3ablate.model.kda import Decay, ShortConvolution
@@ -90,8 +91,8 @@ def test_modules_that_work_in_float32(kind: type[nn.Module], k3: Decoder) -> Non
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(functional, "conv1d"), (functional, "rms_norm"), (routing, "choose")],
-    ids=["convolution", "norm", "router_scores"],
+    [(kda, "short_convolution"), (kda, "gated_norm"), (functional, "rms_norm"), (routing, "choose")],
+    ids=["convolution", "gated_norm", "norm", "router_scores"],
 )
 def test_functions_that_get_float32(owner: object, name: str, k3: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     assert arguments_of(monkeypatch, owner, name, k3) == {torch.float32}
