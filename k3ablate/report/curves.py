@@ -11,6 +11,7 @@ from pathlib import Path
 from k3ablate.fits.analysis import Analysis, ArmAnalysis
 from k3ablate.fits.forms import FORMS
 from k3ablate.fits.solve import Fit
+from k3ablate.storage import write_atomic
 
 Row = dict[str, str | int | float]
 
@@ -29,7 +30,7 @@ def write_curves(analysis: Analysis, path: Path) -> Path:
     writer = csv.DictWriter(text, fieldnames=list(table[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(table)
-    path.write_text(text.getvalue(), encoding="utf-8", newline="\n")
+    write_atomic(path, text.getvalue())
     return path
 
 
