@@ -83,18 +83,21 @@ class RunRecord(Closed):
         return self
 
 
-def read_record(folder: Path) -> RunRecord | None:
-    """The record in a run's folder, or None; a damaged file is an InputError that names it."""
+def read_record(folder: Path, digest: str) -> RunRecord | None:
+    """The record of run `digest` in its folder, or None; a file that is damaged or of another run is an InputError."""
     path = folder / RECORD_FILE
     try:
-        text = path.read_text(encoding="utf-8")
+        content = path.read_bytes()
     except FileNotFoundError:
         return None
     try:
-        return RunRecord.model_validate_json(text)
+        record = RunRecord.model_validate_json(content)
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]["msg"]
         raise InputError(f"{path}: not a run record ({problem}); delete it to run again") from None
+    if record.digest != digest:
+        raise InputError(f"{path}: holds the record of run {record.digest}, this is run {digest}; delete it")
+    return record
 
 
 def write_record(record: RunRecord, folder: Path) -> None:
@@ -125,11 +128,11 @@ def table(labels: Iterable[Label], records: Mapping[str, RunRecord]) -> pandas.D
 
 
 def write_table(frame: pandas.DataFrame, stem: Path) -> tuple[Path, Path]:
-    """Write `<stem>.csv` and `<stem>.parquet`; floats keep every digit."""
+    """Write `<stem>.csv` and `<stem>.parquet`, each in one step; floats keep every digit."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     csv, parquet = stem.with_suffix(".csv"), stem.with_suffix(".parquet")
-    frame.to_csv(csv, index=False)
-    frame.to_parquet(parquet, index=False)
+    write_atomic(csv, frame.to_csv(index=False))
+    write_atomic(parquet, frame.to_parquet(index=False))
     return csv, parquet
 
 

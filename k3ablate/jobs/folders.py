@@ -89,8 +89,8 @@ class RunFolder:
         return State.INTERRUPTED if self._has_checkpoint() else State.WAITING
 
     def record(self) -> RunRecord | None:
-        """What came out, or None; a damaged file is an InputError that names it."""
-        return read_record(self.path)
+        """What came out, or None; a file that is damaged or of another run is an InputError that names it."""
+        return read_record(self.path, self.digest)
 
     def write_record(self, record: RunRecord) -> None:
         """Settle the run."""
@@ -176,18 +176,18 @@ def records(root: Path, digests: Iterable[str]) -> dict[str, RunRecord]:
     return {digest: record for digest, record in found.items() if record is not None}
 
 
-def _read(path: Path) -> str | None:
+def _read(path: Path) -> bytes | None:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes()
     except FileNotFoundError:
         return None
 
 
-def _tree(text: str) -> object:
+def _tree(content: bytes) -> object:
     try:
-        return json.loads(text)
+        return json.loads(content)
     except ValueError:
-        return None  # damaged: equal to no specification
+        return None  # damaged, or not UTF-8: equal to no specification
 
 
 def _tail(path: Path) -> str:

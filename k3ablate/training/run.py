@@ -225,9 +225,7 @@ class _Run:
 
 def _settled_record(folder: Path, digest: str) -> RunRecord | None:
     """The record of a run that is not to be trained again."""
-    record = read_record(folder)
-    if record is not None and record.digest != digest:
-        raise InputError(f"{folder}: holds the record of run {record.digest}, this is run {digest}; choose another")
+    record = read_record(folder, digest)
     return record if record is not None and record.status in SETTLED else None
 
 

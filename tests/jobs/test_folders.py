@@ -87,9 +87,10 @@ def test_a_folder_that_does_not_exist_waits(tmp_path: Path) -> None:
 def test_a_record_decides_the_state(folder: RunFolder, status: Status) -> None:
     (folder.path / "checkpoints").mkdir()
     (folder.path / "checkpoints" / "last.ckpt").touch()
-    folder.write_record(make_record(status))
+    record = make_record(status, digest=folder.digest)
+    folder.write_record(record)
     assert folder.state().value == status.value
-    assert folder.record() == make_record(status)
+    assert folder.record() == record
 
 
 def test_a_checkpoint_without_a_record_is_interrupted(folder: RunFolder) -> None:
@@ -123,7 +124,7 @@ def test_looking_at_a_lock_does_not_take_it(folder: RunFolder) -> None:
 
 
 def test_a_forgotten_failure_opens_the_run_again(folder: RunFolder) -> None:
-    folder.write_failure(make_record(Status.FAILED), "Traceback ...")
+    folder.write_failure(make_record(Status.FAILED, digest=folder.digest), "Traceback ...")
     assert folder.state() is State.FAILED
     assert (folder.path / "failure.txt").read_text() == "Traceback ..."
     folder.forget_failure()
@@ -159,22 +160,33 @@ def test_preparing_twice_leaves_the_specification_alone(tmp_path: Path) -> None:
     assert json.loads((folder.path / "spec.json").read_text()) == {"seed": 1, "rate": 0.1}
 
 
-@pytest.mark.parametrize("content", ['{"seed": 2}', "{", ""])
-def test_another_specification_in_the_folder_is_refused(tmp_path: Path, content: str) -> None:
+@pytest.mark.parametrize("content", [b'{"seed": 2}', b"{", b"", b"\xff\xfe\x00", b'{"seed": "caf\xe9"}'])
+def test_another_specification_in_the_folder_is_refused(tmp_path: Path, content: bytes) -> None:
     folder = prepare(tmp_path, Spec(seed=1))
-    (folder.path / "spec.json").write_text(content)
+    (folder.path / "spec.json").write_bytes(content)
     with pytest.raises(InputError, match=r"spec\.json: holds another specification"):
         prepare(tmp_path, Spec(seed=1))
 
 
-def test_a_damaged_record_is_named(folder: RunFolder) -> None:
-    (folder.path / "record.json").write_text('{"digest": "x"')
+@pytest.mark.parametrize("content", [b'{"digest": "x"', b"\xff\xfe\x00", b'{"digest": "caf\xe9"}'])
+def test_a_damaged_record_is_named(folder: RunFolder, content: bytes) -> None:
+    (folder.path / "record.json").write_bytes(content)
     with pytest.raises(InputError, match=r"record\.json: not a run record .* delete it to run again"):
         folder.state()
 
 
+def test_the_record_of_another_run_is_refused(tmp_path: Path) -> None:
+    first, second = prepare(tmp_path, Spec(seed=1)), prepare(tmp_path, Spec(seed=2))
+    second.write_record(make_record(Status.FINISHED, digest=first.digest))
+    expected = rf"{second.digest}/record\.json: holds the record of run {first.digest}.*delete it"
+    for look in (second.record, second.state, lambda: records(tmp_path, [second.digest])):
+        with pytest.raises(InputError, match=expected):
+            look()
+
+
 def test_a_write_that_fails_leaves_the_old_content(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder.write_record(make_record(Status.FINISHED))
+    record = make_record(Status.FINISHED, digest=folder.digest)
+    folder.write_record(record)
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -183,16 +195,17 @@ def test_a_write_that_fails_leaves_the_old_content(folder: RunFolder, monkeypatc
     with pytest.raises(OSError, match="No space left") as caught:
         folder.write_record(make_record(Status.FAILED))
     assert caught.value.filename == str(folder.path / "record.json")
-    assert folder.record() == make_record(Status.FINISHED)
+    assert folder.record() == record
     assert sorted(path.name for path in folder.path.iterdir()) == ["record.json", "spec.json"]
 
 
 def test_states_and_records_of_many_runs(tmp_path: Path) -> None:
     done, open_one = prepare(tmp_path, Spec(seed=1)), prepare(tmp_path, Spec(seed=2))
-    done.write_record(make_record(Status.DIVERGED))
+    record = make_record(Status.DIVERGED, digest=done.digest)
+    done.write_record(record)
     digests = [done.digest, open_one.digest]
     assert states(tmp_path, digests) == {done.digest: State.DIVERGED, open_one.digest: State.WAITING}
-    assert records(tmp_path, digests) == {done.digest: make_record(Status.DIVERGED)}
+    assert records(tmp_path, digests) == {done.digest: record}
 
 
 def test_a_root_below_a_file_is_refused_with_the_remedy(tmp_path: Path) -> None:
