@@ -8,6 +8,7 @@ Which tokens a step trains on is the business of `data`.
 import errno
 import functools
 import math
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
-from k3ablate.config import Config, InputError, digest
+from k3ablate.config import DIGEST_LENGTH, Config, InputError, digest
 from k3ablate.records import PUBLISHED_SET
 from k3ablate.training.packing import Document, TokenFile, announced, select
 from k3ablate.training.sources import TRAIN_SET, Documents, documents, fingerprint, quiet
@@ -113,11 +114,8 @@ def build(recipe: DataRecipe, folder: Path, report: Callable[[str], None]) -> Co
 
 def known(recipe: DataRecipe, folder: Path) -> Corpus | None:
     """The corpus that `recipe` gave below `folder`, if its source is as it was then; reads no document."""
-    try:
-        name = (folder / _KEYS / _key(recipe)).read_text(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    return open_corpus(name, folder) if (folder / name).is_dir() else None
+    name = _pointed_at(folder / _KEYS / _key(recipe))
+    return open_corpus(name, folder) if name is not None and (folder / name).is_dir() else None
 
 
 def open_corpus(name: str, folder: Path) -> Corpus:
@@ -204,6 +202,17 @@ def _publish(draft: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
+
+
+def _pointed_at(pointer: Path) -> str | None:
+    """The digest that the file `pointer` holds; None where there is none yet."""
+    try:
+        content = pointer.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    if not re.fullmatch(rb"[0-9a-f]{%d}" % DIGEST_LENGTH, content):
+        raise InputError(f"{pointer}: damaged (it does not name a corpus); delete it and build the corpus")
+    return content.decode("ascii")
 
 
 def _key(recipe: DataRecipe) -> str:

@@ -242,6 +242,8 @@ def _reading(origin: str, explain: Callable[[], str] | None) -> Iterator[None]:
         yield
     except InputError:
         raise
+    except StopIteration as error:  # out of `datasets`, which looks for columns in a first row
+        raise InputError(f"{origin}: no rows; add some, or leave the file out of the recipe") from error
     except (OSError, ValueError) as error:
         advice = f"; {explain()}" if explain is not None else ""
         raise InputError(f"{origin}: cannot be read: {' '.join(str(error).split())}{advice}") from error
@@ -263,7 +265,8 @@ def _read_strictly(file_format: str, path: Path, place: list[str]) -> None:
     if file_format == "parquet":
         import pyarrow.parquet
 
-        pyarrow.parquet.read_table(path)
+        if pyarrow.parquet.read_table(path).num_rows == 0:
+            raise ValueError("no rows")
         return
     text = path.read_text(encoding="utf-8")
     if file_format == "jsonl":

@@ -265,6 +265,18 @@ def test_damaged_manifest_is_refused(recipe: Recipe, folder: Path) -> None:
         open_corpus(corpus.digest, folder)
 
 
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"", b"../elsewhere"])
+def test_damaged_pointer_is_named(recipe: Recipe, folder: Path, content: bytes) -> None:
+    wanted = recipe()
+    build(wanted, folder, silent)
+    (pointer,) = (folder / "keys").iterdir()
+    pointer.write_bytes(content)
+    with pytest.raises(InputError, match=rf"keys/{pointer.name}: damaged .*; delete it and build the corpus"):
+        known(wanted, folder)
+    pointer.unlink()
+    assert build(wanted, folder, silent).num_tokens("train") == 25
+
+
 def test_missing_corpus_and_set_are_named(recipe: Recipe, folder: Path) -> None:
     with pytest.raises(InputError, match="no corpus 0123 here; build it with `k3ablate data build"):
         open_corpus("0123", folder)

@@ -224,6 +224,23 @@ def test_unreadable_file_is_named(tmp_path: Path, file_format: str, content: byt
         built(LocalFiles.model_validate({"format": file_format, "train": [str(tmp_path / "bad")]}), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("file_format", "message"),
+    [
+        ("jsonl", r"empty\.jsonl: no rows; add some, or leave the file out of the recipe"),
+        ("parquet", r"empty\.parquet: cannot be read: .*empty\.parquet: no rows; mend or remove it"),
+        ("text", r"the train set of this files source is empty \(documents dropped: 2 empty\)"),
+    ],
+)
+def test_file_without_rows_is_named(tmp_path: Path, file_format: str, message: str) -> None:
+    path = tmp_path / f"empty.{file_format}"
+    path.touch()
+    if file_format == "parquet":
+        pandas.DataFrame({"text": pandas.Series([], dtype="str")}).to_parquet(path)
+    with pytest.raises(InputError, match=message):
+        built(LocalFiles(format=file_format, train=(str(path),), validation=(str(path),)), tmp_path)
+
+
 def test_wrong_text_column_names_the_columns(tmp_path: Path) -> None:
     pandas.DataFrame({"body": ["a"], "id": [1]}).to_parquet(tmp_path / "a.parquet")
     with pytest.raises(InputError, match=r"a\.parquet: source\.text_column: no column 'text'; write one of body, id"):
