@@ -60,9 +60,10 @@ def collect(name: str, root: Path) -> Collected:
 
 
 def report(name: str, root: Path, form: str | None = None) -> Reported:
-    """Collect, fit, and write the table and the figure; InputError where nothing can be fitted or shown.
+    """Collect, fit, and write the table and the figure; InputError where no run has ended yet.
 
-    Multipliers are read from curves of `form`; None leaves the choice to `analyse`.
+    Multipliers are read from curves of `form`; None leaves the choice to `analyse`. Where no run finished the table
+    lists every run with its reason.
     """
     material = _read(name, root)
     collected = _collected(material)

@@ -182,6 +182,26 @@ def test_what_diverged_or_is_missing_stands_under_the_table(settle, place: Path)
     assert "no record yet: k2 s seed 1" in markdown
 
 
+@pytest.mark.parametrize("status", ["diverged", "out_of_time", "failed"])
+def test_where_no_run_finished_the_report_lists_every_run(settle, place: Path, status: str) -> None:
+    def unfinished(row: PlanRow) -> RunRecord:
+        changes = {"status": status, "reason": f"{status} at step 7", "evaluations": {}}
+        return RunRecord.model_validate(planted(row).tree() | changes)
+
+    settle(unfinished)
+    answer = publishing.report("planted.yaml", place / "runs")
+    assert {(arm.num_runs, arm.loss, arm.multiplier, arm.no_multiplier) for arm in answer.arms} == {
+        (0, None, None, "no run of this arm finished")
+    }
+    assert len(answer.excluded) == 16
+    assert {(run.status, run.reason) for run in answer.excluded} == {(status, f"{status} at step 7")}
+    assert all(Path(file).stat().st_size for file in answer.files)
+    markdown = (place / "runs" / "results" / "planted" / "table.md").read_text()
+    assert markdown.count(f"{status} at step 7".replace("_", r"\_")) == 16
+    assert "no run finished" in answer.text()
+    assert len(json.loads(as_json(answer))["arms"]) == 2
+
+
 def test_nothing_to_collect_says_what_to_run(place: Path, settle) -> None:
     with pytest.raises(InputError, match=r"planted\.yaml: no run has ended yet; `k3ablate run planted\.yaml`"):
         publishing.collect("planted.yaml", place / "runs")

@@ -3,7 +3,8 @@
 `analyse` fits both curves to each arm, draws the seeds again, and reads every arm's multiplier against the baseline.
 All multipliers of one analysis come from ONE form, so that they compare: `power_floor` where every fitted arm has at
 least four different compute values and no parameter at a bound, otherwise `power`; `Analysis.form_reason` says why.
-A single size, or an arm with too few points, gives no curve and a sentence that says so. No splitting into components.
+A single size, an arm with too few points, or a table in which no run finished gives no curve and a sentence that says
+so. No splitting into components.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,9 @@ from k3ablate.fits.multiplier import Multiplier, Paired, Point, paired_multiplie
 from k3ablate.fits.observations import Excluded, Observations, check_arm, observations
 from k3ablate.fits.solve import DEFAULT_DELTA, Fit, fit
 from k3ablate.fits.uncertainty import NUM_DRAWS, Draws, Noise, lack_of_fit, refit, residual_noise, seed_noise
+
+NOTHING_OF_ARM = "no run of this arm finished"
+NOTHING_AT_ALL = "no run finished, so there is nothing to fit; every run is listed with its reason"
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,7 @@ class ArmAnalysis:
 
 @dataclass(frozen=True)
 class Analysis:
-    """What the tables and figures show. `form` is None where no arm has a curve."""
+    """What the tables and figures show. `form` is None where no curve can be read; `form_reason` then says why."""
 
     baseline: str
     arms: tuple[ArmAnalysis, ...]
@@ -67,6 +71,11 @@ class Analysis:
     def is_repeat_of_baseline(self, arm: ArmAnalysis) -> bool:
         """Whether it is an A/A arm: another name, but every declared component at the baseline's level."""
         return arm.arm != self.baseline and not arm.changed and self.has_levels
+
+    @property
+    def any_finished(self) -> bool:
+        """Whether there is a loss at all."""
+        return any(arm.points for arm in self.arms)
 
     @property
     def has_levels(self) -> bool:
@@ -96,15 +105,16 @@ def analyse(
     """Fits, multipliers and exclusions of a table of records (loss in nats per token, `flops` as compute).
 
     `form` None chooses by the rule above; `at_loss` None reads each at the lowest loss measured for both arms.
-    InputError for what statistics.md, section 6 refuses.
+    A table without a finished run has no curve, and every run in `excluded`. InputError for what else statistics.md,
+    section 6 refuses.
     """
     seen = observations(table)
     check_arm(baseline, seen.points)
     if form is not None:
         form_named(form)
     curves = {name: _curves(seen, name, delta, num_draws, generator) for name in FORMS}
-    chosen, reason = _choose_form(curves, baseline, form)
-    arms = tuple(_arm(seen, curves, name, baseline, chosen, at_loss) for name in seen.points)
+    chosen, reason = _choose_form(curves, baseline, form) if any(seen.points.values()) else (None, NOTHING_AT_ALL)
+    arms = tuple(_arm(seen, curves, name, baseline, chosen, reason, at_loss) for name in seen.points)
     noise = {name: curve.noise for name, curve in curves.items() if curve.noise is not None}
     analysis = Analysis(baseline, arms, chosen, reason, noise, num_draws, seen.excluded, ())
     return replace(analysis, warnings=tuple(_warnings(analysis)))
@@ -144,7 +154,7 @@ def _curves(seen: Observations, form: str, delta: float, num_draws: int, generat
 
 def _fit(points: Sequence[Point], form: str, delta: float, dropped: tuple[str, ...]) -> Fit:
     if not points:
-        raise InputError("no run of this arm finished")
+        raise InputError(NOTHING_OF_ARM)
     compute_N, loss_N = _arrays(points)
     return fit(compute_N, loss_N, form, delta, dropped)
 
@@ -170,6 +180,8 @@ def _noise(seen: Observations, fits: Mapping[str, Fit]) -> Noise:
 def _choose_form(curves: Mapping[str, Curves], baseline: str, asked: str | None) -> tuple[str | None, str]:
     """The form all multipliers are read from, and the sentence that says why."""
     with_floor, without = curves[POWER_FLOOR.name], curves[POWER.name]
+    if asked is not None and not curves[asked].fits:
+        return None, f"no arm allows {asked}, as asked for; {baseline}: {curves[asked].refused[baseline]}"
     if asked is not None:
         return asked, f"{asked}, as asked for"
     if baseline not in without.fits:
@@ -185,11 +197,19 @@ def _choose_form(curves: Mapping[str, Curves], baseline: str, asked: str | None)
 
 
 def _arm(
-    seen: Observations, curves: Mapping[str, Curves], name: str, baseline: str, form: str | None, at_loss: float | None
-) -> ArmAnalysis:
+    seen: Observations, curves: Mapping[str, Curves], name: str, baseline: str, form: str | None, form_reason: str,
+    at_loss: float | None,
+) -> ArmAnalysis:  # fmt: skip
     points = seen.points[name]
     paired = paired_multiplier(seen.points[baseline], points) if name != baseline else None
-    multiplier, no_multiplier = _multiplier(curves, name, baseline, form, at_loss, paired)
+    if not points:
+        multiplier, no_multiplier = None, NOTHING_OF_ARM
+    elif name == baseline:
+        multiplier, no_multiplier = None, "the baseline"
+    elif form is None:
+        multiplier, no_multiplier = None, form_reason
+    else:
+        multiplier, no_multiplier = _multiplier(curves[form], name, baseline, at_loss, paired)
     levels = seen.levels.get(name, {})
     return ArmAnalysis(
         arm=name,
@@ -206,19 +226,9 @@ def _arm(
 
 
 def _multiplier(
-    curves: Mapping[str, Curves],
-    arm: str,
-    baseline: str,
-    form: str | None,
-    at_loss: float | None,
-    paired: Paired | None,
+    curve: Curves, arm: str, baseline: str, at_loss: float | None, paired: Paired | None
 ) -> tuple[Multiplier | None, str]:
-    """The arm's multiplier, or the reason why there is none."""
-    if arm == baseline:
-        return None, "the baseline"
-    if form is None:
-        return None, curves[POWER.name].refused[baseline]
-    curve = curves[form]
+    """The arm's multiplier from curves of one form, or the reason why there is none."""
     for needed in (baseline, arm):
         if needed not in curve.fits:
             return None, f"{needed}: {curve.refused[needed]}"

@@ -33,7 +33,10 @@ class Excluded:
 
 @dataclass(frozen=True)
 class Observations:
-    """Finished runs by arm (in the table's order, ascending compute), what was left out, and the arms' levels."""
+    """Finished runs by arm (in the table's order, ascending compute), what was left out, and the arms' levels.
+
+    An arm of which no run finished has no points, and neither has any arm of a table without a finished run.
+    """
 
     points: Mapping[str, tuple[Point, ...]]
     excluded: tuple[Excluded, ...]
@@ -54,9 +57,6 @@ def observations(table: pandas.DataFrame) -> Observations:
     _refuse_mixtures(rows)
     finished = rows[rows["status"] == Status.FINISHED]
     excluded = tuple(_excluded(row) for _, row in rows[rows["status"] != Status.FINISHED].iterrows())
-    if finished.empty:
-        listed = "; ".join(f"{run.arm} {run.size} seed {run.seed}: {run.status} ({run.reason})" for run in excluded)
-        raise InputError(f"table: no run finished, so there is nothing to fit: {listed}")
     _refuse_unusable_numbers(finished)
     points = {arm: _points(finished[finished["arm"] == arm]) for arm in dict.fromkeys(rows["arm"])}
     return Observations(points, excluded, _levels(rows))

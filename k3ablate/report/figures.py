@@ -5,7 +5,6 @@ only. The layout is that of Figure 7 of the Kimi K3 report: one marker per run, 
 loss from the arm's compute to the baseline's with the multiplier on it.
 """
 
-import io
 from pathlib import Path
 
 import matplotlib
@@ -36,7 +35,6 @@ from k3ablate.report.style import (
     factor,
     factor_range,
 )
-from k3ablate.storage import write_atomic
 
 NUM_CURVE_POINTS = 100
 MAX_LEGEND_ROWS = 12
@@ -52,14 +50,17 @@ def new_figure() -> tuple[Figure, Axes]:
 def loss_against_compute(axes: Axes, analysis: Analysis, highlight: str | None = None) -> Axes:
     """Runs and fitted curves of every arm on log axes, FLOPs below and PFLOP/s-days above.
 
-    `highlight` names the arm the arrow belongs to; None takes the one that changes most components.
+    `highlight` names the arm the arrow belongs to; None takes the one that changes most components. Where no run
+    finished the axes are empty and say so.
     """
+    axes.set_xlabel("training compute (FLOPs)")
+    axes.set_ylabel("validation loss (nats per token)")
+    if not analysis.any_finished:
+        return _say_nothing_finished(axes, analysis)
     for index, arm in enumerate(_baseline_first(analysis)):
         _draw_arm(axes, analysis, arm, arm_style(index))
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel("training compute (FLOPs)")
-    axes.set_ylabel("validation loss (nats per token)")
     axes.grid(visible=True, which="both", color="0.9", linewidth=0.6)
     axes.set_axisbelow(True)
     _label_loss(axes)
@@ -85,19 +86,25 @@ def save_figure(figure: Figure, stem: Path) -> tuple[Path, Path]:
     """Write `<stem>.png` and `<stem>.svg`, the same bytes for the same figure and library versions."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     png, svg = stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".svg")
-    drawn_png, drawn_svg = io.BytesIO(), io.BytesIO()
     # names inside an SVG are random unless salted; dates and versions would change the bytes of an unchanged figure
     with matplotlib.rc_context({"svg.hashsalt": "k3ablate", "svg.fonttype": "path"}):
-        figure.savefig(drawn_png, format="png", metadata={"Software": None})
-        figure.savefig(drawn_svg, format="svg", metadata={"Date": None, "Creator": None})
-    write_atomic(png, drawn_png.getvalue())
-    write_atomic(svg, drawn_svg.getvalue())
+        figure.savefig(png, metadata={"Software": None})
+        figure.savefig(svg, metadata={"Date": None, "Creator": None})
     return png, svg
 
 
 def _baseline_first(analysis: Analysis) -> list[ArmAnalysis]:
     """The baseline keeps the first style wherever it stands in the table."""
     return sorted(analysis.arms, key=lambda arm: arm.arm != analysis.baseline)
+
+
+def _say_nothing_finished(axes: Axes, analysis: Analysis) -> Axes:
+    """No ticks either: numbers on axes without data would be made up."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    text = f"no run finished: {len(analysis.excluded)} are listed with their reasons in the table"
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center")
+    return axes
 
 
 def _draw_arm(axes: Axes, analysis: Analysis, arm: ArmAnalysis, style: ArmStyle) -> None:

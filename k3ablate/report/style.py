@@ -12,6 +12,7 @@ from k3ablate.fits.solve import Interval
 FLOPS_PER_PFLOP_DAY = 8.64e19  # 1e15 FLOP/s for 86400 s
 FIGURE_SIZE = (7.0, 4.8)  # inches
 DOTS_PER_INCH = 160
+SMALL_FACTOR = 0.1  # below it two decimals hold fewer than two digits
 
 # The baseline is always black; bright yellow is left out, it vanishes on white.
 COLOURS = ("#000000", "#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -42,7 +43,9 @@ def decimal(value: float, digits: int = 3) -> str:
 
 
 def factor(value: float) -> str:
-    """A multiplier: two decimals, three digits above ten."""
+    """A multiplier: two decimals, three digits above ten; two digits below a tenth, where decimals would lose them."""
+    if 0 < value < SMALL_FACTOR:
+        return decimal(value, digits=2)
     return f"{value:.2f}" if value < 10 else decimal(value)
 
 

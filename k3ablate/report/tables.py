@@ -20,7 +20,6 @@ from k3ablate.fits.multiplier import Multiplier
 from k3ablate.fits.observations import Excluded
 from k3ablate.fits.solve import Fit
 from k3ablate.report.style import decimal, factor, factor_range, loss_text
-from k3ablate.storage import write_atomic
 
 TERMINAL_WIDTH = 118
 WIDE_INTERVAL = 1.2  # upper end over lower end
@@ -86,7 +85,9 @@ def render_text(analysis: Analysis, provenance: Provenance, width: int = TERMINA
     for arm in analysis.arms:
         table.add_row(*(Text(cell) for cell in _cells(analysis, arm)[: len(TERMINAL_HEADINGS)]))
     lines = [f"- {note}" for note in notes(analysis)]
-    lines += [f"- curve of {arm.arm}: {_curve(analysis, arm)}" for arm in analysis.arms]
+    lines += [
+        f"- curve of {arm.arm}: {_curve(analysis, arm)}" for arm in analysis.arms if analysis.form or not arm.points
+    ]
     lines += [_excluded_title(analysis)]
     lines += [
         f"- {' '.join(cells[:2])} seed {cells[2]}: {cells[3]}: {cells[4]}"
@@ -105,8 +106,8 @@ def write_tables(analysis: Analysis, provenance: Provenance, stem: Path) -> tupl
     """Write `<stem>.md` and `<stem>.csv`; both are the same bytes for the same analysis."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     markdown, comma = stem.with_name(stem.name + ".md"), stem.with_name(stem.name + ".csv")
-    write_atomic(markdown, render_markdown(analysis, provenance))
-    write_atomic(comma, render_csv(analysis, provenance))
+    markdown.write_text(render_markdown(analysis, provenance), encoding="utf-8", newline="\n")
+    comma.write_text(render_csv(analysis, provenance), encoding="utf-8", newline="\n")
     return markdown, comma
 
 
@@ -148,6 +149,8 @@ def _arm_notes(analysis: Analysis, arm: ArmAnalysis) -> list[str]:
     fitted = arm.fits.get(analysis.form or "")
     if arm.arm == analysis.baseline:
         return list(fitted.warnings) if fitted else []
+    if not analysis.any_finished or arm.no_multiplier == analysis.form_reason:
+        return []  # what holds for every arm stands once, as the reason why there are no curves
     return [f"no multiplier: {arm.no_multiplier}"]
 
 
@@ -192,7 +195,7 @@ def _largest(arm: ArmAnalysis) -> str:
 
 
 def _multiplier(analysis: Analysis, arm: ArmAnalysis) -> str:
-    if arm.arm == analysis.baseline:
+    if arm.arm == analysis.baseline and arm.points:
         return "1"
     return f"{factor(arm.multiplier.value)} ({factor_range(arm.multiplier.interval)})" if arm.multiplier else "none"
 
@@ -209,7 +212,8 @@ def _curve(analysis: Analysis, arm: ArmAnalysis) -> str:
     """Form and parameters with their intervals."""
     fitted = _shown_fit(analysis, arm)
     if fitted is None:
-        return f"none: {arm.no_fit.get(analysis.form or '', analysis.form_reason)}"
+        reason = arm.no_fit.get(analysis.form or "", "") if arm.points else arm.no_multiplier
+        return f"none: {reason}" if reason else "none"
     parameters = [
         f"{name} {decimal(value)} ({decimal(fitted.intervals[name].low)} to {decimal(fitted.intervals[name].high)})"
         for name, value in fitted.values.items()

@@ -76,7 +76,48 @@ def test_one_size_has_losses_and_no_curve(planted_table: Tables) -> None:
     largest = analysis.arm("k3").largest
     assert largest is not None
     assert largest.num_seeds == 2
-    assert "one size, no curve" in analysis.arm("k3").no_multiplier
+    assert analysis.arm("k3").no_multiplier == analysis.form_reason
+
+
+def test_one_size_is_told_also_where_a_form_was_asked_for(planted_table: Tables) -> None:
+    analysis = analysed(planted_table(num_sizes=1), "power_floor")
+    assert analysis.form is None
+    assert "no arm allows power_floor, as asked for; k2: power_floor: one size, no curve" in analysis.form_reason
+
+
+@pytest.mark.parametrize("num_sizes", [1, 3])
+def test_an_arm_without_a_finished_run_says_so_with_and_without_curves(planted_table: Tables, num_sizes: int) -> None:
+    table = planted_table(num_sizes=num_sizes)
+    table.loc[table["arm"] == "kda", ["status", "reason"]] = ["failed", "out of memory"]
+    analysis = analysed(table)
+    assert analysis.arm("kda").no_multiplier == "no run of this arm finished"
+    assert "kda" not in analysis.form_reason
+
+
+@pytest.mark.parametrize("form", [None, "power", "power_floor"])
+def test_without_a_finished_run_there_is_no_curve_and_every_run_is_listed(
+    planted_table: Tables, form: str | None
+) -> None:
+    table = planted_table().assign(status="out_of_time", reason="stopped after 2 h", loss=np.nan)
+    analysis = analysed(table, form)
+    assert analysis.form is None
+    assert "no run finished, so there is nothing to fit" in analysis.form_reason
+    assert not analysis.any_finished
+    assert len(analysis.excluded) == len(table)
+    for arm in analysis.arms:
+        assert (arm.largest, arm.multiplier, arm.paired, dict(arm.fits)) == (None, None, None, {})
+        assert arm.no_multiplier == "no run of this arm finished"
+        assert set(arm.no_fit.values()) == {"no run of this arm finished"}
+
+
+def test_a_baseline_without_a_finished_run_leaves_losses_and_no_multiplier(planted_table: Tables) -> None:
+    table = planted_table()
+    table.loc[table["arm"] == "k2", ["status", "reason"]] = ["diverged", "loss above 30"]
+    analysis = analysed(table)
+    assert analysis.form is None
+    assert analysis.form_reason == "no curve for the baseline: no run of this arm finished"
+    assert analysis.arm("k3").largest is not None
+    assert analysis.arm("k3").no_multiplier == analysis.form_reason
 
 
 def test_one_seed_takes_its_noise_from_residuals(planted_table: Tables) -> None:
@@ -99,7 +140,7 @@ def test_an_arm_that_never_finished_keeps_its_row(planted_table: Tables) -> None
     table.loc[table["arm"] == "kda", ["status", "reason"]] = ["failed", "out of memory"]
     analysis = analysed(table)
     assert analysis.arm("kda").largest is None
-    assert "no run of this arm finished" in analysis.arm("kda").no_multiplier
+    assert analysis.arm("kda").no_fit["power"] == "no run of this arm finished"
     assert analysis.arm("k3").multiplier is not None
 
 

@@ -84,10 +84,13 @@ def test_missing_columns_and_rows_are_refused(planted_table: Tables) -> None:
         observations(table.iloc[:0])
 
 
-def test_a_table_without_a_finished_run_is_refused_with_every_reason(planted_table: Tables) -> None:
-    table = planted_table().iloc[:2].assign(status="diverged", reason="NaN at step 3", loss=np.nan)
-    with pytest.raises(InputError, match=r"no run finished.*k2 s0 seed 0: diverged \(NaN at step 3\); k2 s0 seed 1"):
-        observations(table)
+def test_a_table_without_a_finished_run_keeps_its_arms_and_every_reason(planted_table: Tables) -> None:
+    table = planted_table().assign(status="diverged", reason="NaN at step 3", loss=np.nan, flops=np.nan)
+    seen = observations(table)
+    assert seen.points == {"k2": (), "k3": (), "kda": (), "again": ()}
+    assert seen.levels["k3"] == {"attention": "kda", "residual": "block"}
+    assert len(seen.excluded) == len(table)
+    assert {(run.status, run.reason) for run in seen.excluded} == {("diverged", "NaN at step 3")}
 
 
 def test_unknown_baseline_is_refused_with_the_nearest_arm() -> None:

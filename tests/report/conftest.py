@@ -1,6 +1,6 @@
 """An analysis of a small planted table: four arms, three sizes, two seeds, one run diverged."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import numpy as np
 import pandas
@@ -14,7 +14,8 @@ ARMS = {"k2": (1.0, "softmax", "plain"), "k3": (2.5, "kda", "block"), "kda": (1.
 REASON = "loss above 30 at step 12"
 
 
-def build(num_sizes: int = 3, renamed: dict[str, str] | None = None) -> Analysis:
+def build(num_sizes: int = 3, renamed: dict[str, str] | None = None, unfinished: Container[str] = ()) -> Analysis:
+    """`unfinished`: arms of which every run diverged."""
     generator = np.random.default_rng(7)
     rows = [
         {"arm": (renamed or {}).get(arm, arm), "size": f"s{size}", "seed": seed + 5 * (arm == "again"),
@@ -22,7 +23,8 @@ def build(num_sizes: int = 3, renamed: dict[str, str] | None = None) -> Analysis
          "loss": 30 * (factor * 10.0 ** (13 + size)) ** -0.09 * np.exp(0.002 * generator.standard_normal())}
         for arm, (factor, attention, residual) in ARMS.items() for size in range(num_sizes) for seed in (0, 1)
     ]  # fmt: skip
-    rows[-1] |= {"status": "diverged", "reason": REASON, "loss": None}
+    diverged = {"status": "diverged", "reason": REASON, "loss": None}
+    rows = [row | diverged if row["arm"] in unfinished else row for row in rows[:-1]] + [rows[-1] | diverged]
     return analyse(
         pandas.DataFrame(rows), (renamed or {}).get("k2", "k2"), None, np.random.default_rng(0), num_draws=100
     )

@@ -1,6 +1,7 @@
 """Both forms of every arm stand in one file, with intervals, diagnostics and the reason for every refusal."""
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
 
 from k3ablate.fits.analysis import Analysis
@@ -28,6 +29,16 @@ def test_numbers_are_those_of_the_fits(analysis: Analysis, tmp_path: Path) -> No
         for form, reason in arm.no_fit.items():
             assert written[arm.arm, form]["refused"] == reason
             assert written[arm.arm, form]["a"] == ""
+
+
+def test_without_a_finished_run_every_form_is_refused_with_the_reason(
+    analyses: Callable[..., Analysis], tmp_path: Path
+) -> None:
+    path = write_curves(analyses(unfinished=["k2", "k3", "kda", "again"]), tmp_path / "curves.csv")
+    with path.open(encoding="utf-8", newline="") as file:
+        written = list(csv.DictReader(file))
+    assert [row["arm"] for row in written[::2]] == ["k2", "k3", "kda", "again"]
+    assert {row["refused"] for row in written} == {"no run of this arm finished"}
 
 
 def test_three_sizes_have_a_power_curve_and_a_reason_against_a_floor(analysis: Analysis) -> None:

@@ -84,6 +84,20 @@ def test_one_size_draws_markers_only(analyses: Callable[..., Analysis]) -> None:
     assert len(axes.texts) == 0
 
 
+def test_without_a_finished_run_the_axes_are_empty_and_say_so(
+    analyses: Callable[..., Analysis], tmp_path: Path
+) -> None:
+    figure, axes = new_figure()
+    loss_against_compute(axes, analyses(unfinished=["k2", "k3", "kda", "again"]))
+    assert len(axes.get_lines()) == 0
+    assert [text.get_text() for text in axes.texts] == [
+        "no run finished: 24 are listed with their reasons in the table"
+    ]
+    assert len(axes.get_xticks()) == len(axes.get_yticks()) == 0
+    assert axes.get_ylabel() == "validation loss (nats per token)"
+    assert [path.suffix for path in save_figure(figure, tmp_path / "empty") if path.stat().st_size] == [".png", ".svg"]
+
+
 def test_saved_files_are_the_same_bytes_twice(analysis: Analysis, tmp_path: Path) -> None:
     def saved(folder: str) -> list[bytes]:
         figure, axes = new_figure()
@@ -114,4 +128,8 @@ def test_numbers_show_three_digits(value: float, text: str) -> None:
 
 
 def test_factors_show_two_decimals_below_ten() -> None:
-    assert [factor(value) for value in (0.98, 2.5, 12.34)] == ["0.98", "2.50", "12.3"]
+    assert [factor(value) for value in (0.98, 2.5, 12.34, 0.1, 0.0)] == ["0.98", "2.50", "12.3", "0.10", "0.00"]
+
+
+def test_small_factors_keep_two_digits() -> None:
+    assert [factor(value) for value in (0.0951, 0.004, 3.24e-5)] == ["0.095", "0.0040", "3.2e-05"]

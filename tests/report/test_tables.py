@@ -93,7 +93,50 @@ def test_one_size_shows_losses_and_says_that_there_is_no_curve(
     _, _, *body = rows_of(render_markdown(single, provenance))
     assert [cells[4] for cells in body] == ["1", "none", "none", "none"]
     assert all("(s0)" in cells[3] for cells in body)
-    assert "one size, no curve" in render_text(single, provenance)
+    for output in (render_markdown(single, provenance), render_text(single, provenance), "\n".join(notes(single))):
+        assert output.count("one size, no curve") == 1
+    assert [cells[8] for cells in body] == ["none"] * 4
+
+
+@pytest.mark.parametrize("num_sizes", [1, 3])
+def test_an_arm_without_a_finished_run_says_so(
+    analyses: Callable[..., Analysis], provenance: Provenance, num_sizes: int
+) -> None:
+    analysis = analyses(num_sizes=num_sizes, unfinished=["kda"])
+    _, _, *body = rows_of(render_markdown(analysis, provenance))
+    assert body[2] == ["kda", "attention=kda", "0", "-", "none", "-", "-", "-", "none: no run of this arm finished"]
+    assert "kda: no multiplier: no run of this arm finished" in notes(analysis)
+    assert "kda s0 seed 1: diverged: loss above 30 at step 12" in render_text(analysis, provenance)
+
+
+def test_without_a_finished_run_every_arm_and_every_reason_is_listed(
+    analyses: Callable[..., Analysis], provenance: Provenance
+) -> None:
+    analysis = analyses(unfinished=["k2", "k3", "kda", "again"])
+    markdown = render_markdown(analysis, provenance)
+    _, _, *body = rows_of(markdown)
+    assert [cells[0] for cells in body] == ["k2", "k3", "kda", "again"]
+    assert {tuple(cells[2:]) for cells in body} == {
+        ("0", "-", "none", "-", "-", "-", "none: no run of this arm finished")
+    }
+    assert markdown.count("| diverged | loss above 30 at step 12 |") == 24
+    assert "Runs in no fit: 24" in render_text(analysis, provenance)
+    told = "curves: no run finished, so there is nothing to fit; every run is listed with its reason"
+    assert [note for note in notes(analysis) if "finished" in note] == [told]
+    parsed = list(csv.DictReader(io.StringIO(render_csv(analysis, provenance))))
+    assert {(row["loss"], row["multiplier"], row["no_multiplier"]) for row in parsed} == {
+        ("", "", "no run of this arm finished")
+    }
+
+
+def test_extreme_intervals_keep_digits_at_both_ends(analysis: Analysis, provenance: Provenance) -> None:
+    read = analysis.arm("k3").multiplier
+    assert read is not None
+    wide = replace(analysis.arm("k3"), multiplier=replace(read, value=2.5, interval=Interval(3.24e-5, 1.452e176)))
+    only = replace(analysis, arms=(analysis.arm("k2"), wide))
+    _, _, *body = rows_of(render_markdown(only, provenance))
+    assert body[1][4] == "2.50 (3.2e-05 to 1.45e+176)"
+    assert any("k3 lies between 3.2e-05 and 1.45e+176" in note for note in notes(only))
 
 
 @pytest.mark.parametrize(("high", "told"), [(2.9, False), (3.3, True)])
