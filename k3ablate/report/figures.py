@@ -5,6 +5,7 @@ only. The layout is that of Figure 7 of the Kimi K3 report: one marker per run, 
 loss from the arm's compute to the baseline's with the multiplier on it.
 """
 
+import io
 from pathlib import Path
 
 import matplotlib
@@ -35,6 +36,7 @@ from k3ablate.report.style import (
     factor,
     factor_range,
 )
+from k3ablate.storage import write_atomic
 
 NUM_CURVE_POINTS = 100
 MAX_LEGEND_ROWS = 12
@@ -86,10 +88,13 @@ def save_figure(figure: Figure, stem: Path) -> tuple[Path, Path]:
     """Write `<stem>.png` and `<stem>.svg`, the same bytes for the same figure and library versions."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     png, svg = stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".svg")
+    drawn_png, drawn_svg = io.BytesIO(), io.BytesIO()
     # names inside an SVG are random unless salted; dates and versions would change the bytes of an unchanged figure
     with matplotlib.rc_context({"svg.hashsalt": "k3ablate", "svg.fonttype": "path"}):
-        figure.savefig(png, metadata={"Software": None})
-        figure.savefig(svg, metadata={"Date": None, "Creator": None})
+        figure.savefig(drawn_png, format="png", metadata={"Software": None})
+        figure.savefig(drawn_svg, format="svg", metadata={"Date": None, "Creator": None})
+    write_atomic(png, drawn_png.getvalue())
+    write_atomic(svg, drawn_svg.getvalue())
     return png, svg
 
 

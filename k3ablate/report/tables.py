@@ -20,6 +20,7 @@ from k3ablate.fits.multiplier import Multiplier
 from k3ablate.fits.observations import Excluded
 from k3ablate.fits.solve import Fit
 from k3ablate.report.style import decimal, factor, factor_range, loss_text
+from k3ablate.storage import write_atomic
 
 TERMINAL_WIDTH = 118
 WIDE_INTERVAL = 1.2  # upper end over lower end
@@ -106,8 +107,8 @@ def write_tables(analysis: Analysis, provenance: Provenance, stem: Path) -> tupl
     """Write `<stem>.md` and `<stem>.csv`; both are the same bytes for the same analysis."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     markdown, comma = stem.with_name(stem.name + ".md"), stem.with_name(stem.name + ".csv")
-    markdown.write_text(render_markdown(analysis, provenance), encoding="utf-8", newline="\n")
-    comma.write_text(render_csv(analysis, provenance), encoding="utf-8", newline="\n")
+    write_atomic(markdown, render_markdown(analysis, provenance))
+    write_atomic(comma, render_csv(analysis, provenance))
     return markdown, comma
 
 
