@@ -2,9 +2,10 @@
 
 One (batch, head) pair at a time, and of its state a tile of 16 value channels, which are the lanes of a vector: columns
 of the state do not see each other, so a tile is a recurrence of its own that fits the first-level cache. The state at
-the start of every segment of 32 tokens is kept; the backward recomputes the states in between. Pairs are shared out
-over torch's threads and do not meet, so that their number changes no bit. `kda.recurrent_kda` is what this must equal;
-`kda.kda` chooses between the two.
+the start of every segment of 32 tokens is kept; the backward recomputes the states in between. Operands stay as models
+have them, tokens before heads: rearranging them took as long as the recurrence. Pairs are shared out over torch's
+threads and do not meet, so that their number changes no bit. `kda.recurrent_kda` is what this must equal; `kda.kda`
+chooses between the two.
 
 Compiled code is cached on disk beside this file, or in NUMBA_CACHE_DIR.
 
@@ -13,6 +14,7 @@ Shapes: as in `kda.py`, and P (batch, head) pairs, N tiles of a head, W channels
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import numba
@@ -22,6 +24,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from k3ablate.kernels.kda import zero_state
 from k3ablate.kernels.vector import LANES, fma, load, multiply, splat, store, total
 
 TILE = LANES  # value channels of a tile
@@ -40,36 +43,24 @@ def numba_kda(
     initial_state_BHKV: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Output_BTHV and final_state_BHKV; arguments as in `kda.py`, on the CPU in float32."""
-    batch, length, num_heads, value_width = value_BTHV.shape
+    value_width = value_BTHV.shape[-1]
     if initial_state_BHKV is None:
-        initial_state_BHKV = value_BTHV.new_zeros(batch, num_heads, key_BTHK.shape[-1], value_width)
-    output_PNTW, state_PNKW = _NumbaKda.apply(  # type: ignore[no-untyped-call]
-        _pairs(query_BTHK),
-        _pairs(key_BTHK),
-        _tiles(_pairs(value_BTHV)),
-        _pairs(log_decay_BTHK).exp(),
-        _pairs(write_strength_BTH[..., None])[..., 0],
-        _tiles(initial_state_BHKV.flatten(0, 1)),
+        initial_state_BHKV = zero_state(key_BTHK, value_BTHV)
+    output_BTHV, state_BHKV = _NumbaKda.apply(  # type: ignore[no-untyped-call]
+        query_BTHK,
+        key_BTHK,
+        _whole_tiles(value_BTHV),
+        log_decay_BTHK.exp(),
+        write_strength_BTH,
+        _whole_tiles(initial_state_BHKV),
     )
-    output_PTV, state_PKV = (_untiled(tensor, value_width) for tensor in (output_PNTW, state_PNKW))
-    output_BHTV = output_PTV.reshape(batch, num_heads, length, value_width)
-    return output_BHTV.transpose(1, 2), state_PKV.reshape_as(initial_state_BHKV)
+    return output_BTHV[..., :value_width], state_BHKV[..., :value_width]
 
 
-def _pairs(tensor_BTHX: Tensor) -> Tensor:
-    """BTHX -> PTX: a pair's tokens one after the other."""
-    return tensor_BTHX.transpose(1, 2).flatten(0, 1)
-
-
-def _tiles(tensor_PXV: Tensor) -> Tensor:
-    """PXV -> PNXW, with channels of zeros up to whole tiles; they stay zero."""
-    padded = functional.pad(tensor_PXV, (0, -tensor_PXV.shape[-1] % TILE))
-    num_pairs, length, width = padded.shape
-    return padded.view(num_pairs, length, width // TILE, TILE).transpose(1, 2)
-
-
-def _untiled(tensor_PNXW: Tensor, value_width: int) -> Tensor:
-    return tensor_PNXW.transpose(1, 2).flatten(2)[..., :value_width]
+def _whole_tiles(tensor: Tensor) -> Tensor:
+    """[..., V] with channels of zeros up to whole tiles; they stay zero."""
+    missing = -tensor.shape[-1] % TILE
+    return functional.pad(tensor, (0, missing)) if missing else tensor
 
 
 class _NumbaKda(torch.autograd.Function):
@@ -78,13 +69,15 @@ class _NumbaKda(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         inputs = tuple(tensor.contiguous() for tensor in inputs)
-        value_PNTW, initial_PNKW = inputs[2], inputs[5]
-        num_pairs, num_tiles, length, _ = value_PNTW.shape
-        kept_PNSKW = value_PNTW.new_empty(num_pairs, num_tiles, -(-length // SEGMENT), *initial_PNKW.shape[2:])
-        output_PNTW, state_PNKW = torch.empty_like(value_PNTW), initial_PNKW.clone()
-        _share_out(_forward, *inputs[:5], state_PNKW, kept_PNSKW, output_PNTW)
+        value_BTHV, initial_BHKV = inputs[2], inputs[5]
+        batch, length, num_heads, value_width = value_BTHV.shape
+        kept_PNSKW = value_BTHV.new_empty(
+            batch * num_heads, value_width // TILE, -(-length // SEGMENT), initial_BHKV.shape[2], TILE
+        )
+        output_BTHV, state_BHKV = torch.empty_like(value_BTHV), initial_BHKV.clone()
+        _share_out(_forward, *inputs[:5], state_BHKV, kept_PNSKW, output_BTHV)
         ctx.save_for_backward(*inputs[:5], kept_PNSKW)
-        return output_PNTW, state_PNKW
+        return output_BTHV, state_BHKV
 
     @staticmethod
     @once_differentiable
@@ -98,68 +91,70 @@ class _NumbaKda(torch.autograd.Function):
 
 def _share_out(kernel: Callable[..., None], *tensors: Tensor) -> None:
     """Call `kernel` on parts of the pairs, one part for each of torch's threads."""
-    parts = zip(*(tensor.detach().chunk(torch.get_num_threads()) for tensor in tensors), strict=True)
-    arrays = [[tensor.numpy() for tensor in part] for part in parts]
-    if len(arrays) == 1:
-        kernel(*arrays[0])
+    arrays = [tensor.detach().numpy() for tensor in tensors]
+    batch, _, num_heads = tensors[0].shape[:3]
+    num_threads = min(torch.get_num_threads(), batch * num_heads)
+    ends = [batch * num_heads * part // num_threads for part in range(num_threads + 1)]
+    if num_threads == 1:
+        kernel(*ends, *arrays)
         return
-    with ThreadPoolExecutor(len(arrays)) as threads:  # the compiled code holds no lock
-        for call in [threads.submit(kernel, *part) for part in arrays]:
+    with ThreadPoolExecutor(num_threads) as threads:  # the compiled code holds no lock
+        for call in [threads.submit(kernel, start, stop, *arrays) for start, stop in pairwise(ends)]:
             call.result()
 
 
 @compiled
-def _forward(query, key, value, retention, strength, state, kept, output):  # type: ignore[no-untyped-def]
-    """Every pair and tile; `state` holds the initial states and ends as the final ones."""
-    for p in range(value.shape[0]):
-        for n in range(value.shape[1]):
-            _forward_tile(
-                query[p], key[p], value[p, n], retention[p], strength[p], state[p, n], kept[p, n], output[p, n]
-            )
-
-
-@compiled
-def _forward_tile(query, key, value, retention, strength, state, kept, output):  # type: ignore[no-untyped-def]
-    for t in range(value.shape[0]):
-        if t % SEGMENT == 0:
-            kept[t // SEGMENT] = state
-        new = _novelty(state, key[t], load(value, t * TILE), retention[t])
-        store(output, t * TILE, _write(state, key[t], retention[t], strength[t], new, state, query[t]))
+def _forward(first, last, query, key, value, retention, strength, state, kept, output):  # type: ignore[no-untyped-def]
+    """Pairs from `first` up to `last`; `state` holds the initial states and ends as the final ones."""
+    num_heads, key_width = key.shape[2:]
+    tile = numpy.empty((key_width, TILE), numpy.float32)
+    for p in range(first, last):
+        b, h = p // num_heads, p % num_heads
+        for n in range(kept.shape[1]):
+            start, stop = n * TILE, (n + 1) * TILE
+            tile[:] = state[b, h, :, start:stop]
+            for t in range(value.shape[1]):
+                if t % SEGMENT == 0:
+                    kept[p, n, t // SEGMENT] = tile
+                decay, row = retention[b, t, h], key[b, t, h]
+                new = _novelty(tile, row, load(value[b, t, h], start), decay)
+                read = _write(tile, row, decay, strength[b, t, h], new, tile, query[b, t, h])
+                store(output[b, t, h], start, read)
+            state[b, h, :, start:stop] = tile
 
 
 @compiled
 def _backward(  # type: ignore[no-untyped-def]
-    query, key, value, retention, strength, kept, of_output, of_state, of_query, of_key, of_value, of_retention,
-    of_strength,
+    first, last, query, key, value, retention, strength, kept, of_output, of_state, of_query, of_key, of_value,
+    of_retention, of_strength,
 ):  # fmt: skip
-    """Every pair and tile; `of_x` is the gradient of x. `of_state` is of the final states, then of the initial ones."""
-    states = numpy.empty((SEGMENT + 1, key.shape[2], TILE), numpy.float32)  # before each token of a segment
+    """Pairs from `first` up to `last`; `of_x` is the gradient of x, that of the state first of the final one."""
+    num_heads, key_width = key.shape[2:]
+    states = numpy.empty((SEGMENT + 1, key_width, TILE), numpy.float32)  # before each token of a segment
     news = numpy.empty((SEGMENT, TILE), numpy.float32)
-    for p in range(value.shape[0]):
-        for n in range(value.shape[1]):
+    of_tile = numpy.empty((key_width, TILE), numpy.float32)
+    for p in range(first, last):
+        b, h = p // num_heads, p % num_heads
+        for n in range(kept.shape[1]):
+            column = n * TILE
+            of_tile[:] = of_state[b, h, :, column : column + TILE]
             for segment in range(kept.shape[2] - 1, -1, -1):
-                start, stop = segment * SEGMENT, min((segment + 1) * SEGMENT, value.shape[2])
+                start, stop = segment * SEGMENT, min((segment + 1) * SEGMENT, value.shape[1])
                 states[0] = kept[p, n, segment]
-                _recompute(
-                    query[p, start:stop], key[p, start:stop], value[p, n, start:stop], retention[p, start:stop],
-                    strength[p, start:stop], states, news,
-                )  # fmt: skip
+                for t in range(start, stop):
+                    r, row, decay = t - start, key[b, t, h], retention[b, t, h]
+                    new = _novelty(states[r], row, load(value[b, t, h], column), decay)
+                    store(news, r * TILE, new)
+                    _write(states[r], row, decay, strength[b, t, h], new, states[r + 1], query[b, t, h])
                 for t in range(stop - 1, start - 1, -1):
                     r = t - start
-                    of_strength[p, t] += _token_backward(
-                        query[p, t], key[p, t], retention[p, t], strength[p, t], states[r], states[r + 1], news[r],
-                        of_output[p, n, t], of_state[p, n],
-                        of_query[p, t], of_key[p, t], of_value[p, n, t], of_retention[p, t],
+                    of_strength[b, t, h] += _token_backward(
+                        query[b, t, h], key[b, t, h], retention[b, t, h], strength[b, t, h],
+                        states[r], states[r + 1], news[r], load(of_output[b, t, h], column), of_tile,
+                        of_query[b, t, h], of_key[b, t, h], of_value[b, t, h, column : column + TILE],
+                        of_retention[b, t, h],
                     )  # fmt: skip
-
-
-@compiled
-def _recompute(query, key, value, retention, strength, states, news):  # type: ignore[no-untyped-def]
-    """States and novelties of one segment again."""
-    for t in range(value.shape[0]):
-        new = _novelty(states[t], key[t], load(value, t * TILE), retention[t])
-        store(news, t * TILE, new)
-        _write(states[t], key[t], retention[t], strength[t], new, states[t + 1], query[t])
+            of_state[b, h, :, column : column + TILE] = of_tile
 
 
 @compiled
@@ -185,11 +180,13 @@ def _write(state, key, retention, strength, new, result, query):  # type: ignore
 
 @compiled
 def _token_backward(  # type: ignore[no-untyped-def]
-    query, key, retention, strength, state, next_state, new, of_output, of_state, of_query, of_key, of_value,
+    query, key, retention, strength, state, next_state, new, given, of_state, of_query, of_key, of_value,
     of_retention,
 ):  # fmt: skip
-    """One token in reverse; returns the gradient of its write strength. `state` is the one before the token."""
-    given = load(of_output, 0)
+    """One token in reverse; returns the gradient of its write strength.
+
+    `state` is the one before the token, `given` the gradient of its output.
+    """
     of_written = splat(numpy.float32(0))
     for i in range(key.shape[0]):
         of_row = fma(splat(query[i]), given, load(of_state, i * TILE))
