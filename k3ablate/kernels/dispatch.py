@@ -8,11 +8,11 @@ of a run. The environment variable K3ABLATE_KERNELS forces a choice: `torch` for
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -81,6 +81,18 @@ def choose(operation: Operation[Function], example: Tensor) -> Function:
     raise AssertionError(f"the last implementation of {operation.name} has to suit everything")
 
 
+def check_forced(operations: Iterable[Operation[Any]]) -> None:
+    """InputError where the variable names an operation that is none of `operations`, or a kernel that one lacks."""
+    known = {operation.name: operation for operation in operations}
+    for name in _forced_by_name():
+        if name != EVERY_OPERATION and name not in known:
+            raise InputError(f"{VARIABLE}: {name}: no such operation; write one of {', '.join(known)}")
+    for operation in known.values():
+        forced = _forced(operation.name)
+        if forced != AUTO:
+            _implementation(operation, forced)
+
+
 def used() -> dict[str, str]:
     """Operation -> implementation that was chosen last, since the process started or `forget_used`."""
     return dict(_used)
@@ -92,22 +104,28 @@ def forget_used() -> None:
 
 
 def _choose_forced(operation: Operation[Function], name: str, example: Tensor) -> Function:
-    known = {implementation.name: implementation for implementation in operation.implementations}
-    if name not in known:
-        raise InputError(
-            f"{VARIABLE}: {operation.name}={name}: no such kernel; write {AUTO} or one of {', '.join(known)}"
-        )
-    if not known[name].suits(example):
+    implementation = _implementation(operation, name)
+    if not implementation.suits(example):
         kind = f"{example.dtype} on {example.device.type}".removeprefix("torch.")
         raise InputError(f"{VARIABLE}: {operation.name}={name}: does not take {kind}; write {operation.name}={AUTO}")
     try:
-        function = known[name].load()
+        function = implementation.load()
     except (ImportError, RuntimeError) as error:
         raise InputError(
             f"{VARIABLE}: {operation.name}={name}: does not load here ({error}); write {operation.name}={AUTO}"
         ) from error
     _used[operation.name] = name
     return function
+
+
+def _implementation(operation: Operation[Function], name: str) -> Implementation[Function]:
+    """The one of `operation` that is called `name`; InputError where there is none."""
+    known = {implementation.name: implementation for implementation in operation.implementations}
+    if name not in known:
+        raise InputError(
+            f"{VARIABLE}: {operation.name}={name}: no such kernel; write {AUTO} or one of {', '.join(known)}"
+        )
+    return known[name]
 
 
 def _taken(
@@ -127,8 +145,12 @@ def _report_once(operation: str, message: str) -> None:
 
 
 def _forced(operation: str) -> str:
-    forced = _parse(os.environ.get(VARIABLE, AUTO))
+    forced = _forced_by_name()
     return forced.get(operation, forced.get(EVERY_OPERATION, AUTO))
+
+
+def _forced_by_name() -> Mapping[str, str]:
+    return _parse(os.environ.get(VARIABLE, AUTO))
 
 
 @cache

@@ -7,11 +7,19 @@ a first grid would compile the same kernels at the same time, inside the time th
 import torch
 from torch import Tensor
 
-from k3ablate.kernels import attnres, routing
-from k3ablate.kernels.head_norms import gated_norm, unit_length
+from k3ablate.kernels import attnres, dispatch, experts, routing
+from k3ablate.kernels.head_norms import GATED_NORM, UNIT_LENGTH, gated_norm, unit_length
+from k3ablate.kernels.kda import OPERATION as KDA
 from k3ablate.kernels.kda import kda
+from k3ablate.kernels.short_convolution import OPERATION as SHORT_CONVOLUTION
 from k3ablate.kernels.short_convolution import short_convolution
+from k3ablate.kernels.situ_glu import OPERATION as SITU_GLU
 from k3ablate.kernels.situ_glu import situ_glu
+
+OPERATIONS = (
+    KDA, SHORT_CONVOLUTION, UNIT_LENGTH, GATED_NORM, attnres.OPERATION, routing.CHOOSE, routing.HISTOGRAM,
+    experts.OPERATION, SITU_GLU,
+)  # fmt: skip
 
 WIDTH = 16
 NUM_EXPERTS = 4
@@ -19,7 +27,11 @@ NUM_BINS = 8
 
 
 def warm_up() -> None:
-    """Call every operation with tensors of the kind that training uses on this machine's CPU."""
+    """Call every operation with tensors of the kind that training uses on this machine's CPU.
+
+    InputError where K3ABLATE_KERNELS forces what does not exist or run here.
+    """
+    dispatch.check_forced(OPERATIONS)
     _attention()
     _residual()
     _routing()

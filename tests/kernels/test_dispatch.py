@@ -86,6 +86,28 @@ def test_bad_variable_is_explained(monkeypatch: pytest.MonkeyPatch, forced: str,
         dispatch.choose(operation(), CPU_DOUBLE)
 
 
+@pytest.mark.parametrize(
+    ("forced", "message"),
+    [
+        ("foo", "sum=foo: no such kernel; write auto or one of library, numba, torch"),
+        ("torch,product=foo", "product=foo: no such kernel; write auto or one of library, numba, torch"),
+        ("foo=numba", "foo: no such operation; write one of sum, product"),
+        ("sum=", "found 'sum=' in 'sum='"),
+    ],
+)
+def test_every_forced_choice_is_checked_before_it_is_needed(monkeypatch: pytest.MonkeyPatch, forced: str, message: str):
+    monkeypatch.setenv(dispatch.VARIABLE, forced)
+    with pytest.raises(InputError, match=message):
+        dispatch.check_forced([operation("sum"), operation("product")])
+
+
+@pytest.mark.parametrize("forced", ["", "auto", "torch", "numba,product=library", "sum=torch,product=auto"])
+def test_choices_that_exist_pass_the_check(monkeypatch: pytest.MonkeyPatch, forced: str):
+    monkeypatch.setenv(dispatch.VARIABLE, forced)
+    dispatch.check_forced([operation("sum"), operation("product")])
+    assert dispatch.used() == {}
+
+
 def test_forced_library_that_is_missing(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv(dispatch.VARIABLE, "library")
     with pytest.raises(InputError, match="sum=library: does not load here \\(no such library\\); write sum=auto"):

@@ -1,11 +1,15 @@
 """After a warm-up a training step compiles nothing: every numba kernel has its signature already."""
 
+import importlib
+from pkgutil import iter_modules
+
 import pytest
 import torch
 from numba.core.dispatcher import Dispatcher
 from torch import Generator
 
-from k3ablate.config import parse
+from k3ablate import kernels
+from k3ablate.config import InputError, parse
 from k3ablate.kernels import (
     attnres_numba,
     dispatch,
@@ -15,7 +19,7 @@ from k3ablate.kernels import (
     short_convolution_numba,
     situ_glu_numba,
 )
-from k3ablate.kernels.warm_up import warm_up
+from k3ablate.kernels.warm_up import OPERATIONS, warm_up
 from k3ablate.model.decoder import Decoder, ModelConfig, initialise
 from k3ablate.model.sizes import Size, scaled
 from k3ablate.recipes import recipe
@@ -27,6 +31,24 @@ def num_compiled() -> dict[str, int]:
     """Compiled signatures of every kernel of the numba files."""
     functions = {f"{module.__name__}.{name}": value for module in MODULES for name, value in vars(module).items()}
     return {name: len(value.signatures) for name, value in functions.items() if isinstance(value, Dispatcher)}
+
+
+def test_every_operation_of_the_package_is_known() -> None:
+    modules = [importlib.import_module(f"{kernels.__name__}.{found.name}") for found in iter_modules(kernels.__path__)]
+    defined = {
+        value.name: value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, dispatch.Operation)
+    }
+    assert defined == {operation.name: operation for operation in OPERATIONS}
+
+
+@pytest.mark.parametrize("forced", ["foo", "experts=numba", "foo=numba"])
+def test_what_cannot_be_forced_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, forced: str) -> None:
+    monkeypatch.setenv("K3ABLATE_KERNELS", forced)
+    with pytest.raises(InputError, match=r"K3ABLATE_KERNELS: .*(no such kernel|no such operation); write "):
+        warm_up()
 
 
 def test_a_step_compiles_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
