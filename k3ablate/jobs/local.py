@@ -67,8 +67,8 @@ def run_grid(
 ) -> dict[str, RunRecord]:
     """Run what has to be run; the record of every row by digest.
 
-    InputError if the disk refuses (nothing finished is lost); KeyboardInterrupt leaves a state to resume from.
-    `trainer` is imported by name in the workers.
+    InputError if the disk refuses or a worker meets wrong input (nothing finished is lost); KeyboardInterrupt leaves a
+    state to resume from. `trainer` is imported by name in the workers.
     """
     assert num_workers > 0, "the command line asks for at least one"
     require_writable(root)

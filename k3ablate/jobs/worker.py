@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from k3ablate import storage
+from k3ablate.config import InputError
 from k3ablate.jobs.folders import LOG_FILE, SETTLED_STATES, SPEC_FILE, Progress, RunFolder, corpora_folder
 from k3ablate.records import RunRecord, Status
 
@@ -45,7 +46,7 @@ class Outcome(Enum):
 
     ENDED = auto()  # there is a record
     HELD = auto()  # another process is at it
-    BLOCKED = auto()  # the disk refuses; no run can go on
+    BLOCKED = auto()  # the disk refuses, or the input is wrong: a person has to mend it first
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,17 @@ def work(connection: "Connection[Answer, Task]", num_threads: int, execution_jso
     while True:
         try:
             task = connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionResetError):
             return
-        connection.send(attempt(task, execution_json, trainer))
+        answer = attempt(task, execution_json, trainer)
+        try:
+            connection.send(answer)
+        except BrokenPipeError:  # the launcher has stopped meanwhile, e.g. because another worker was blocked
+            return
 
 
 def attempt(task: Task, execution_json: str, trainer: Trainer) -> Answer:
-    """Train the run unless it is settled or held; whatever it raises becomes its failed record."""
+    """Train the run unless it is settled or held; what it raises becomes its failed record, if the run is to blame."""
     folder = task.folder
     try:
         with folder.claimed() as is_mine:
@@ -81,6 +86,8 @@ def attempt(task: Task, execution_json: str, trainer: Trainer) -> Answer:
                 with _output_to(folder.path / LOG_FILE):
                     _train(task, execution_json, trainer)
             return Answer(Outcome.ENDED)
+    except InputError as error:
+        return Answer(Outcome.BLOCKED, str(error))
     except OSError as error:
         refusal = storage.problem(error)
         if refusal is None:
@@ -131,7 +138,7 @@ def _train(task: Task, execution_json: str, trainer: Trainer) -> None:
         trainer(spec, task, execution)
         assert folder.record() is not None, "a trainer leaves a record"
     except Exception as error:
-        if storage.problem(error) is not None:
+        if isinstance(error, InputError) or storage.problem(error) is not None:
             raise
         traceback.print_exc()
         reason = "".join(traceback.format_exception_only(error)).strip()

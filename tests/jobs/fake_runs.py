@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from k3ablate.config import InputError
 from k3ablate.jobs.local import run_grid
 from k3ablate.jobs.progress import reporter
 from k3ablate.jobs.worker import Task
@@ -116,6 +117,12 @@ def unlucky_dies_once(spec: RunSpec, task: Task, execution: Execution) -> None:
 def unlucky_fills_the_disk(spec: RunSpec, task: Task, execution: Execution) -> None:
     if spec.seed == UNLUCKY:
         raise OSError(DISK_FULL, "No space left on device", str(task.folder.path / "checkpoints" / "last.ckpt"))
+    finish(spec, task, execution)
+
+
+def unlucky_meets_wrong_input(spec: RunSpec, task: Task, execution: Execution) -> None:
+    if spec.seed == UNLUCKY:
+        raise InputError("K3ABLATE_KERNELS: kda=foo: no such kernel; write auto")
     finish(spec, task, execution)
 
 

@@ -1,6 +1,5 @@
 """The launcher with runs that cost nothing (`fake_runs`)."""
 
-import importlib
 import io
 import os
 import signal
@@ -23,13 +22,6 @@ from k3ablate.training.spec import Execution
 
 HERE = Path(__file__).parent
 PATIENCE_SECONDS = 60.0
-
-
-@pytest.fixture
-def fake_runs(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The stand-in runs, importable by the workers under the same name."""
-    monkeypatch.syspath_prepend(str(HERE))
-    return importlib.import_module("fake_runs")
 
 
 @pytest.fixture
@@ -138,6 +130,15 @@ def test_a_full_disk_stops_the_grid_with_one_message(fake_runs: ModuleType, laun
     with pytest.raises(InputError, match=r"last\.ckpt: the disk is full; free some space, or set K3ABLATE_RUNS"):
         launch(fake_runs.unlucky_fills_the_disk)
     assert folder_of(fake_runs, tmp_path, seed=1).record() is None
+
+
+@pytest.mark.slow
+def test_wrong_input_stops_the_grid_with_its_message(fake_runs: ModuleType, launch, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^K3ABLATE_KERNELS: kda=foo: no such kernel.* run again to go on$"):
+        launch(fake_runs.unlucky_meets_wrong_input)
+    unlucky = folder_of(fake_runs, tmp_path, seed=1)
+    assert (unlucky.state(), unlucky.record()) == (State.WAITING, None)
+    assert [record.status for record in launch(fake_runs.finish).values()] == ["finished"] * 3
 
 
 @pytest.mark.slow
