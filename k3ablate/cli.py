@@ -5,6 +5,7 @@ Answers go to standard output, everything else to standard error. Imports sit in
 there at once.
 """
 
+import os
 import signal
 import sys
 from pathlib import Path
@@ -41,8 +42,9 @@ Workers = Annotated[int | None, Parameter(help="Worker processes, one run each a
 @app.command
 def demo(*, workers: Workers = None, json: Json = False) -> int:
     """The whole path on this machine, in minutes: run, collect and report the experiment `demo`."""
-    code = _run(DEMO, workers)
-    return code or report(DEMO, json=json)
+    ran = _run(DEMO, workers)
+    _say(ran.text())
+    return _code_of(ran) or report(DEMO, json=json)
 
 
 @app.command
@@ -62,9 +64,14 @@ def plan(experiment: str, *, workers: Workers = None, json: Json = False) -> int
 
 
 @app.command
-def run(experiment: str, *, workers: Workers = None) -> int:
+def run(experiment: str, *, workers: Workers = None, json: Json = False) -> int:
     """Train on this machine: skips what is finished, goes on where it was interrupted."""
-    return _run(experiment, workers)
+    ran = _run(experiment, workers)
+    if json:
+        _show(ran, as_json=True)
+    else:
+        _say(ran.text())
+    return _code_of(ran)
 
 
 @app.command
@@ -129,8 +136,13 @@ def doctor(*, json: Json = False) -> int:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit with its code."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `kill` and `timeout` stop as Ctrl-C does
-    sys.exit(_exit_code(arguments))
+    try:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # `kill` and `timeout` stop as Ctrl-C does
+        code = _exit_code(arguments)
+    except KeyboardInterrupt:
+        _say("interrupted; the same command goes on from here")
+        code = INTERRUPTED
+    sys.exit(code)
 
 
 def _exit_code(arguments: list[str] | None) -> int:
@@ -144,9 +156,6 @@ def _exit_code(arguments: list[str] | None) -> int:
     except InputError as error:
         _say(str(error))
         return WRONG_INPUT
-    except KeyboardInterrupt:
-        _say("interrupted; the same command goes on from here")
-        return INTERRUPTED
     except OSError as error:
         problem = storage.problem(error)
         if problem is None:
@@ -156,13 +165,11 @@ def _exit_code(arguments: list[str] | None) -> int:
     return code if isinstance(code, int) else DONE
 
 
-def _run(experiment: str, workers: int | None) -> int:
+def _run(experiment: str, workers: int | None) -> "Ran":
     from k3ablate import verbs
     from k3ablate.jobs.progress import reporter
 
-    ran = verbs.run(experiment, _root(), _workers(workers), reporter(sys.stderr))
-    _say(ran.text())
-    return _code_of(ran)
+    return verbs.run(experiment, _root(), _workers(workers), reporter(sys.stderr))
 
 
 def _code_of(ran: "Ran") -> int:
@@ -175,8 +182,29 @@ def _code_of(ran: "Ran") -> int:
 def _show(answer: "Answer", as_json: bool) -> int:
     from k3ablate import answers
 
-    print(answers.as_json(answer) if as_json else answer.text())
+    _print(answers.as_json(answer) if as_json else answer.text())
     return DONE
+
+
+def _print(text: str) -> None:
+    """To standard output, at once: its errors are none of the folder of runs."""
+    from k3ablate.config import InputError
+
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:
+        _drop_output()  # its reader, e.g. `head`, has seen enough
+    except OSError as error:
+        _drop_output()
+        problem = (error.strerror or str(error)).lower()
+        raise InputError(f"standard output: {problem}; send it to a place that takes it") from error
+
+
+def _drop_output() -> None:
+    """What standard output still holds goes nowhere, or Python would try to write it once more at its end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def _say(message: str) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 
 from k3ablate import cli, publishing, verbs
 from k3ablate.answers import Problem, Ran
+from k3ablate.jobs import local
 from k3ablate.jobs.folders import RunFolder, prepare
 from k3ablate.records import Evaluation, RunRecord, Status
 
@@ -255,6 +257,29 @@ def test_exit_codes_of_a_grid(
     assert result.err.splitlines()[1:] == ["k2 xs seed 0 failed: ZeroDivisionError: why"]
 
 
+def test_a_grid_answers_in_json(k3ablate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = Ran("tiny", Counter(finished=2, failed=1), [Problem("k2 xs seed 0", "failed", "ZeroDivisionError: why")])
+    monkeypatch.setattr(verbs, "run", lambda *arguments: ran)
+    result = k3ablate("run", "tiny.yaml", "--json")
+    assert json.loads(result.out) == {
+        "experiment": "tiny",
+        "counts": {"finished": 2, "failed": 1},
+        "problems": [{"name": "k2 xs seed 0", "status": "failed", "reason": "ZeroDivisionError: why"}],
+    }
+    assert (result.code, result.err) == (1, "")
+
+
+def test_a_kernel_that_does_not_exist_starts_no_worker(
+    k3ablate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "run_grid", lambda *arguments: pytest.fail("a grid was about to start"))
+    for forced, problem in (("foo", "=foo: no such kernel"), ("foo=numba", " foo: no such operation")):
+        monkeypatch.setenv("K3ABLATE_KERNELS", forced)
+        result = k3ablate("run", "tiny.yaml")
+        assert_refused(result, problem)
+        assert result.err.splitlines()[-1].startswith("K3ABLATE_KERNELS: ")
+
+
 def test_an_interrupted_grid_says_so(k3ablate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*arguments: object) -> Ran:
         raise KeyboardInterrupt
@@ -263,6 +288,16 @@ def test_an_interrupted_grid_says_so(k3ablate: Callable[..., Result], monkeypatc
     result = k3ablate("run", "tiny.yaml")
     assert (result.code, result.out) == (3, "")
     assert result.err == "interrupted; the same command goes on from here\n"
+
+
+def test_an_interrupt_while_libraries_load_says_so(
+    k3ablate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(arguments: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_exit_code", interrupt)
+    assert k3ablate("plan", "tiny.yaml") == Result(3, "", "interrupted; the same command goes on from here\n")
 
 
 def test_a_failed_grid_is_not_reported(k3ablate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,6 +447,26 @@ def test_a_corpus_is_built_once_and_described(k3ablate: Callable[..., Result], p
     assert {found["name"]: found["num_documents"] for found in answer["sets"]} == {"train": 1, "validation": 1}
     assert json.loads(k3ablate("data", "info", "text.yaml", "--json").out) == answer
     assert k3ablate("data", "build", "text.yaml", "--json").err == ""
+
+
+COMMAND = [sys.executable, "-m", "k3ablate.cli", "count", "dense.yaml"]
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(place: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    result = subprocess.run(COMMAND, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writing)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_full_standard_output_is_told_as_such(place: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        result = subprocess.run(COMMAND, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert (result.returncode, result.stderr) == (
+        2,
+        "standard output: no space left on device; send it to a place that takes it\n",
+    )
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run", "--help"], ["data", "--help"]])
