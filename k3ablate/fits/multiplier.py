@@ -14,7 +14,7 @@ from scipy import stats
 
 from k3ablate.config import InputError
 from k3ablate.fits.forms import Array
-from k3ablate.fits.solve import Fit, Interval
+from k3ablate.fits.solve import LARGEST_LOG, Fit, Interval
 from k3ablate.fits.uncertainty import TAIL, Draws, percentile_interval
 
 ROUNDING = 1e-9  # relative: a point this close to the end of the measured range lies in it
@@ -81,7 +81,7 @@ def read_multiplier(
     baseline_compute, arm_compute = baseline.compute_at(at_loss), arm.compute_at(at_loss)
     log_ratio_D = _log_ratio(baseline_draws.log_compute_at(at_loss), arm_draws.log_compute_at(at_loss))
     log_interval = percentile_interval(log_ratio_D)
-    interval = Interval(float(np.exp(log_interval.low)), float(np.exp(log_interval.high)))
+    interval = _exponential(log_interval.low, log_interval.high)
     beyond = max(_beyond(baseline, baseline_compute), _beyond(arm, arm_compute))
     return Multiplier(
         value=baseline_compute / arm_compute,
@@ -102,7 +102,8 @@ def paired_multiplier(baseline: Sequence[Point], arm: Sequence[Point]) -> Paired
     """Mean over pairs of equal (size, seed) of ln m = difference of ln L / a + difference of ln C, with a t interval.
 
     The exponent a is the slope of ln L over ln C common to both arms (least squares, an intercept each). Its own
-    uncertainty enters by the delta method. None below two pairs, with a single size, or where loss does not fall.
+    uncertainty enters by the delta method. None below two pairs, with a single size, or where loss does not fall
+    or so little that no number holds the ratio.
     """
     others = {(point.size, point.seed): point for point in baseline}
     pairs = [(others[point.size, point.seed], point) for point in arm if (point.size, point.seed) in others]
@@ -119,6 +120,8 @@ def paired_multiplier(baseline: Sequence[Point], arm: Sequence[Point]) -> Paired
     spread = float(log_ratio_N.std(ddof=1) / np.sqrt(len(pairs)))
     from_exponent = float(from_loss_N.mean() * exponent_error / exponent)
     centre = float(log_ratio_N.mean())
+    if abs(centre) > LARGEST_LOG:
+        return None
     return Paired(
         value=float(np.exp(centre)),
         interval=_t_interval(centre, float(np.hypot(spread, from_exponent)), len(pairs) - 1),
@@ -131,7 +134,13 @@ def paired_multiplier(baseline: Sequence[Point], arm: Sequence[Point]) -> Paired
 def _t_interval(centre: float, error: float, degrees: int) -> Interval:
     """95 percent interval of exp(centre), by Student's t."""
     half_width = float(stats.t.isf(TAIL, degrees)) * error
-    return Interval(float(np.exp(centre - half_width)), float(np.exp(centre + half_width)))
+    return _exponential(centre - half_width, centre + half_width)
+
+
+def _exponential(low: float, high: float) -> Interval:
+    """The interval of factors; nearly flat curves give ends beyond any number, which are 0 and infinity."""
+    with np.errstate(over="ignore"):
+        return Interval(float(np.exp(low)), float(np.exp(high)))
 
 
 def _common_slope(log_compute_2N: Array, log_loss_2N: Array) -> tuple[float, float] | None:

@@ -19,6 +19,7 @@ DEFAULT_DELTA = 1e-3
 LEAST_SQUARES = float("inf")
 SAME_OBJECTIVE = 1e-6  # relative: two starts reached the same minimum
 ILL_CONDITIONED = 1e4
+LARGEST_LOG = 700.0  # of a compute or a ratio of computes: floats end at e^709
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,18 @@ class Fit:
         return form_named(self.form).predict(self.values, np.asarray(compute, dtype=np.float64))
 
     def compute_at(self, loss: float) -> float:
-        """Compute at which the curve reaches `loss`; InputError where it never does."""
+        """Compute at which the curve reaches `loss`; InputError where it never does, or where no number holds it."""
         as_arrays = {name: np.array([value]) for name, value in self.values.items()}
         (log_compute,) = form_named(self.form).log_compute_at(as_arrays, loss)
         if not np.isfinite(log_compute):
             floor = self.values.get("E", 0.0)
             raise InputError(
                 f"loss {loss:.6g}: no compute reaches it on this {self.form} curve; ask above E = {floor:.6g}"
+            )
+        if abs(log_compute) > LARGEST_LOG:
+            raise InputError(
+                f"loss {loss:.6g}: this {self.form} curve is so flat that it reaches it at compute "
+                f"1e{log_compute / np.log(10):+.0f}; more sizes and seeds tell its slope"
             )
         return float(np.exp(log_compute))
 

@@ -144,6 +144,22 @@ def test_an_arm_that_never_finished_keeps_its_row(planted_table: Tables) -> None
     assert analysis.arm("k3").multiplier is not None
 
 
+@pytest.mark.parametrize("factor", [0.8, 1.2])
+def test_curves_that_hardly_fall_give_reasons_or_open_intervals_and_no_overflow(
+    planted_table: Tables, factor: float
+) -> None:
+    table = planted_table(deviation=0.0)
+    flat = 2.0 - 1e-4 * np.log(table["flops"]) + 1e-4 * (np.arange(len(table)) * 7 % 5)
+    analysis = analysed(table.assign(loss=flat * np.where(table["arm"] == "k3", factor, 1.0)))
+    k3 = analysis.arm("k3")
+    assert k3.multiplier is None
+    assert "curve is so flat that it reaches it at compute 1e" in k3.no_multiplier
+    assert k3.paired is None
+    again = analysis.arm("again").multiplier
+    assert again is not None
+    assert 0 <= again.interval.low <= again.value <= again.interval.high
+
+
 def test_a_repeat_that_differs_from_the_baseline_is_told(planted_table: Tables) -> None:
     table = planted_table(deviation=0.0005)
     again = table["arm"] == "again"
