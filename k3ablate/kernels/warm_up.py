@@ -11,13 +11,15 @@ from k3ablate.kernels import attnres, dispatch, experts, routing
 from k3ablate.kernels.head_norms import GATED_NORM, UNIT_LENGTH, gated_norm, unit_length
 from k3ablate.kernels.kda import OPERATION as KDA
 from k3ablate.kernels.kda import kda
+from k3ablate.kernels.rms_norm import OPERATION as RMS_NORM
+from k3ablate.kernels.rms_norm import rms_norm
 from k3ablate.kernels.short_convolution import OPERATION as SHORT_CONVOLUTION
 from k3ablate.kernels.short_convolution import short_convolution
 from k3ablate.kernels.situ_glu import OPERATION as SITU_GLU
 from k3ablate.kernels.situ_glu import situ_glu
 
 OPERATIONS = (
-    KDA, SHORT_CONVOLUTION, UNIT_LENGTH, GATED_NORM, attnres.OPERATION, routing.CHOOSE, routing.HISTOGRAM,
+    KDA, SHORT_CONVOLUTION, UNIT_LENGTH, GATED_NORM, RMS_NORM, attnres.OPERATION, routing.CHOOSE, routing.HISTOGRAM,
     experts.OPERATION, SITU_GLU,
 )  # fmt: skip
 
@@ -35,6 +37,7 @@ def warm_up() -> None:
     _attention()
     _residual()
     _routing()
+    torch.autograd.backward(rms_norm(_zeros(1, WIDTH), _zeros(WIDTH), 1e-5).sum())
     torch.autograd.backward(situ_glu(_zeros(WIDTH), _zeros(WIDTH), 4.0, 25.0).sum())
 
 

@@ -5,8 +5,8 @@ Norms work in float32 at least, whatever the dtype around them. Which epsilon go
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.nn import functional
 
+from k3ablate.kernels.rms_norm import rms_norm
 from k3ablate.model.slots import Initialised
 
 
@@ -24,8 +24,7 @@ class RMSNorm(Initialised):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] -> [..., width], in the dtype of `x`."""
-        normalised = functional.rms_norm(at_least_float32(x), self.weight.shape, self.weight, self.epsilon)
-        return normalised.to(x.dtype)
+        return rms_norm(at_least_float32(x), self.weight, self.epsilon).to(x.dtype)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

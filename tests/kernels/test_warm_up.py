@@ -15,6 +15,7 @@ from k3ablate.kernels import (
     dispatch,
     head_norms_numba,
     kda_numba,
+    rms_norm_numba,
     routing_numba,
     short_convolution_numba,
     situ_glu_numba,
@@ -24,7 +25,15 @@ from k3ablate.model.decoder import Decoder, ModelConfig, initialise
 from k3ablate.model.sizes import Size, scaled
 from k3ablate.recipes import recipe
 
-MODULES = (attnres_numba, head_norms_numba, kda_numba, routing_numba, short_convolution_numba, situ_glu_numba)
+MODULES = (
+    attnres_numba,
+    head_norms_numba,
+    kda_numba,
+    rms_norm_numba,
+    routing_numba,
+    short_convolution_numba,
+    situ_glu_numba,
+)
 
 
 def num_compiled() -> dict[str, int]:

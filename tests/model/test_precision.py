@@ -5,11 +5,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Generator, Tensor, nn
-from torch.nn import functional
 
 from k3ablate.config import parse
 from k3ablate.kernels import attnres, routing
-from k3ablate.model import kda
+from k3ablate.model import kda, norms
 from k3ablate.model.decoder import Decoder, ModelConfig, initialise
 from k3ablate.model.feedforward import SiTUGLU
 from k3ablate.model.kda import Decay, ShortConvolution
@@ -91,7 +90,7 @@ def test_modules_that_work_in_float32(kind: type[nn.Module], k3: Decoder) -> Non
 
 @pytest.mark.parametrize(
     ("owner", "name"),
-    [(kda, "short_convolution"), (kda, "gated_norm"), (functional, "rms_norm"), (routing, "choose")],
+    [(kda, "short_convolution"), (kda, "gated_norm"), (norms, "rms_norm"), (routing, "choose")],
     ids=["convolution", "gated_norm", "norm", "router_scores"],
 )
 def test_functions_that_get_float32(owner: object, name: str, k3: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
