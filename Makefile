@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
 
-.PHONY: setup demo test unit check format clean
+.PHONY: setup demo test unit bench check format clean
 
 setup: $(STAMP)
 
@@ -24,6 +24,10 @@ test: setup
 
 unit: setup
 	$(BIN)/pytest -m "not slow"
+
+# Ratios, not times: minutes, on a machine that does nothing else.
+bench: setup
+	$(BIN)/pytest tests/benchmarks -o python_files='bench_*.py' -o pythonpath=tests/benchmarks --benchmark-columns=median,iqr,rounds
 
 check: setup
 	$(BIN)/ruff check .
