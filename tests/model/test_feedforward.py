@@ -81,5 +81,5 @@ def test_dense_scales_by_the_width_and_stays_exact_at_full_size() -> None:
 
 
 def test_a_bound_of_zero_is_refused() -> None:
-    with pytest.raises(InputError, match=r"model: activation\.situ_glu\.gate_bound: found 0; "):
+    with pytest.raises(InputError, match=r"model: activation\.gate_bound: found 0; "):
         parse(Dense, {"hidden_width": 4, "activation": {"kind": "situ_glu", "gate_bound": 0}}, source="model")
