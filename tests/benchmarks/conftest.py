@@ -74,7 +74,9 @@ def with_two_threads() -> Iterator[None]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """The ratios."""
+    """The ratios, where any were measured."""
+    if not RESULTS:
+        return
     terminalreporter.section("ratios of medians [quartiles]")
     for result in RESULTS:
         for line in result.lines():
