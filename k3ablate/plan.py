@@ -36,10 +36,6 @@ class Plan:
     experiment: str
     rows: tuple[PlanRow, ...]
 
-    def specs(self) -> dict[str, RunSpec]:
-        """One RunSpec per digest: what several rows share is run once."""
-        return {row.label.digest: row.spec for row in self.rows if row.spec is not None}
-
 
 def data_recipes(experiment: Experiment) -> tuple[DataRecipe, ...]:
     """The distinct data recipes of all arms, the baseline's first."""

@@ -48,20 +48,10 @@ def _precise(sources: Sequence[Tensor]) -> torch.dtype:
     return torch.promote_types(sources[0].dtype, torch.float32)
 
 
-def _load_torch() -> Read:
-    return read_plain
-
-
 def _load_numba() -> Read:
     from k3ablate.kernels import attnres_numba
 
     return attnres_numba.read
 
 
-OPERATION = dispatch.Operation(
-    "attnres",
-    (
-        dispatch.Implementation("numba", dispatch.on_cpu_in_float32, _load_numba),
-        dispatch.Implementation("torch", dispatch.anywhere, _load_torch),
-    ),
-)
+OPERATION: dispatch.Operation[Read] = dispatch.numba_or_torch("attnres", _load_numba, read_plain)

@@ -64,6 +64,12 @@ def on_cuda(tensor: Tensor) -> bool:
     return tensor.device.type == "cuda"
 
 
+def numba_or_torch(name: str, load_numba: Callable[[], Function], plain: Function) -> Operation[Function]:
+    """The usual pair: numba for float32 on a CPU, the plain form in torch for everything else."""
+    numba = Implementation("numba", on_cpu_in_float32, load_numba)
+    return Operation(name, (numba, Implementation("torch", anywhere, lambda: plain)))
+
+
 def choose(operation: Operation[Function], example: Tensor) -> Function:
     """The function to call for tensors like `example`; InputError where the forced one cannot run."""
     forced = _forced(operation.name)

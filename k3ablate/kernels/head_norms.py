@@ -53,18 +53,10 @@ def _load_numba_gated_norm() -> GatedNorm:
     return head_norms_numba.gated_norm
 
 
-UNIT_LENGTH: dispatch.Operation[UnitLength] = dispatch.Operation(
-    "unit_length",
-    (
-        dispatch.Implementation("numba", dispatch.on_cpu_in_float32, _load_numba_unit_length),
-        dispatch.Implementation("torch", dispatch.anywhere, lambda: unit_length_plain),
-    ),
+UNIT_LENGTH: dispatch.Operation[UnitLength] = dispatch.numba_or_torch(
+    "unit_length", _load_numba_unit_length, unit_length_plain
 )
 
-GATED_NORM: dispatch.Operation[GatedNorm] = dispatch.Operation(
-    "gated_norm",
-    (
-        dispatch.Implementation("numba", dispatch.on_cpu_in_float32, _load_numba_gated_norm),
-        dispatch.Implementation("torch", dispatch.anywhere, lambda: gated_norm_plain),
-    ),
+GATED_NORM: dispatch.Operation[GatedNorm] = dispatch.numba_or_torch(
+    "gated_norm", _load_numba_gated_norm, gated_norm_plain
 )

@@ -140,10 +140,4 @@ def _load_numba() -> KdaFunction:
     return numba_kda
 
 
-OPERATION: dispatch.Operation[KdaFunction] = dispatch.Operation(
-    "kda",
-    (
-        dispatch.Implementation("numba", dispatch.on_cpu_in_float32, _load_numba),
-        dispatch.Implementation("torch", dispatch.anywhere, lambda: chunked_kda),
-    ),
-)
+OPERATION: dispatch.Operation[KdaFunction] = dispatch.numba_or_torch("kda", _load_numba, chunked_kda)

@@ -32,10 +32,4 @@ def _load_numba() -> RmsNormFunction:
     return numba_rms_norm
 
 
-OPERATION: dispatch.Operation[RmsNormFunction] = dispatch.Operation(
-    "rms_norm",
-    (
-        dispatch.Implementation("numba", dispatch.on_cpu_in_float32, _load_numba),
-        dispatch.Implementation("torch", dispatch.anywhere, lambda: rms_norm_plain),
-    ),
-)
+OPERATION: dispatch.Operation[RmsNormFunction] = dispatch.numba_or_torch("rms_norm", _load_numba, rms_norm_plain)

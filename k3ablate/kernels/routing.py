@@ -72,18 +72,8 @@ def _load_numba_histogram() -> Histogram:
     return routing_numba.distance_histogram
 
 
-CHOOSE: dispatch.Operation[Choose] = dispatch.Operation(
-    "choose_experts",
-    (
-        dispatch.Implementation("numba", dispatch.on_cpu_in_float32, _load_numba_choose),
-        dispatch.Implementation("torch", dispatch.anywhere, lambda: choose_plain),
-    ),
-)
+CHOOSE: dispatch.Operation[Choose] = dispatch.numba_or_torch("choose_experts", _load_numba_choose, choose_plain)
 
-HISTOGRAM: dispatch.Operation[Histogram] = dispatch.Operation(
-    "balancing_histogram",
-    (
-        dispatch.Implementation("numba", dispatch.on_cpu_in_float32, _load_numba_histogram),
-        dispatch.Implementation("torch", dispatch.anywhere, lambda: distance_histogram_plain),
-    ),
+HISTOGRAM: dispatch.Operation[Histogram] = dispatch.numba_or_torch(
+    "balancing_histogram", _load_numba_histogram, distance_histogram_plain
 )

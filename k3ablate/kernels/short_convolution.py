@@ -35,10 +35,6 @@ def _load_numba() -> ShortConvolutionFunction:
     return numba_short_convolution
 
 
-OPERATION: dispatch.Operation[ShortConvolutionFunction] = dispatch.Operation(
-    "short_convolution",
-    (
-        dispatch.Implementation("numba", dispatch.on_cpu_in_float32, _load_numba),
-        dispatch.Implementation("torch", dispatch.anywhere, lambda: short_convolution_plain),
-    ),
+OPERATION: dispatch.Operation[ShortConvolutionFunction] = dispatch.numba_or_torch(
+    "short_convolution", _load_numba, short_convolution_plain
 )

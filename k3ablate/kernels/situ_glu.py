@@ -34,10 +34,4 @@ def _load_numba() -> SiTUGLUFunction:
     return numba_situ_glu
 
 
-OPERATION: dispatch.Operation[SiTUGLUFunction] = dispatch.Operation(
-    "situ_glu",
-    (
-        dispatch.Implementation("numba", dispatch.on_cpu_in_float32, _load_numba),
-        dispatch.Implementation("torch", dispatch.anywhere, lambda: situ_glu_plain),
-    ),
-)
+OPERATION: dispatch.Operation[SiTUGLUFunction] = dispatch.numba_or_torch("situ_glu", _load_numba, situ_glu_plain)
