@@ -116,8 +116,8 @@ class Form:
         ]
         return np.asarray(sum(parts))
 
-    def log_compute_at(self, values: Mapping[str, Array], loss: float) -> Array:
-        """ln of the compute at which each curve [S] reaches `loss`; infinite where its floor lies at or above it."""
+    def log_compute_at(self, values: Mapping[str, Array], loss: float | Array) -> Array:
+        """ln of the compute at which each curve [S] reaches `loss` (one, or one each); infinite below its floor."""
         constants = [values[term.coefficient] for term in self.terms if term.exponent is None]
         powers = [(values[term.coefficient], values[term.exponent]) for term in self.terms if term.exponent]
         assert len(powers) == 1, "only a curve of one variable has an inverse"

@@ -63,26 +63,26 @@ class Multiplier:
         return self.beyond == 1.0
 
 
-def common_loss(baseline: Fit, arm: Fit) -> float:
-    """The lowest loss that both curves reach within the compute measured for them."""
-    return float(max(baseline.predict(baseline.x_range[1]), arm.predict(arm.x_range[1])))
+def common_loss(*curves: Fit) -> float:
+    """The lowest loss that every curve reaches within the compute measured for it."""
+    return float(max(curve.predict(curve.x_range[1]) for curve in curves))
 
 
 def read_multiplier(
-    baseline: Fit, arm: Fit, baseline_draws: Draws, arm_draws: Draws, paired: Paired | None, loss: float | None = None
-) -> Multiplier:
-    """Curve multiplier at `loss` (default: `common_loss`), with the interval of the draws.
+    baseline: Fit, arm: Fit, baseline_draws: Draws, arm_draws: Draws, paired: Paired | None, loss: float | None = None,
+    compute: float | None = None,
+) -> Multiplier:  # fmt: skip
+    """Curve multiplier at `loss`, or where the baseline has spent `compute` (default: at `common_loss`), with interval.
 
     InputError where a curve never reaches the loss, or where the two fits do not have the same form.
     """
     if baseline.form != arm.form:
         raise InputError(f"multiplier: a {baseline.form} curve against a {arm.form} curve; fit both with one form")
-    at_loss = common_loss(baseline, arm) if loss is None else loss
+    at_loss = loss_to_read(baseline, [arm], loss, compute)
     baseline_compute, arm_compute = baseline.compute_at(at_loss), arm.compute_at(at_loss)
-    log_ratio_D = _log_ratio(baseline_draws.log_compute_at(at_loss), arm_draws.log_compute_at(at_loss))
+    log_ratio_D = draw_log_multipliers(baseline_draws, arm_draws, at_loss, compute)
     log_interval = percentile_interval(log_ratio_D)
     interval = _exponential(log_interval.low, log_interval.high)
-    beyond = max(_beyond(baseline, baseline_compute), _beyond(arm, arm_compute))
     return Multiplier(
         value=baseline_compute / arm_compute,
         interval=interval,
@@ -90,12 +90,31 @@ def read_multiplier(
         loss=at_loss,
         baseline_compute=baseline_compute,
         arm_compute=arm_compute,
-        beyond=beyond,
+        beyond=max(beyond(baseline, baseline_compute), beyond(arm, arm_compute)),
         interval_method=arm.interval_method,
         unreachable_share=float(np.mean(~np.isfinite(log_ratio_D))),
         paired=paired,
         warnings=tuple(_cautions(baseline, arm, interval, paired)),
     )
+
+
+def loss_to_read(baseline: Fit, arms: Sequence[Fit], loss: float | None, compute: float | None) -> float:
+    """The stated loss, that of the baseline at the stated compute, or the lowest that all measured; not both stated."""
+    if loss is not None and compute is not None:
+        raise InputError(f"multiplier: loss {loss:.6g} and compute {compute:.6g} were both stated; state one of them")
+    if compute is not None and not 0 < compute < np.inf:
+        raise InputError(f"multiplier: compute {compute}; write a positive number, in the unit of the table")
+    if compute is not None:
+        return float(baseline.predict(compute))
+    return common_loss(baseline, *arms) if loss is None else loss
+
+
+def draw_log_multipliers(baseline: Draws, arm: Draws, loss: float, compute: float | None = None) -> Array:
+    """ln m [draws] at `loss`, or, where `compute` is stated, at each draw's own loss of the baseline there."""
+    if compute is None:
+        return _log_ratio(baseline.log_compute_at(loss), arm.log_compute_at(loss))
+    loss_D = baseline.predict(np.array([compute]))[:, 0]
+    return np.log(compute) - arm.log_compute_at(loss_D)
 
 
 def paired_multiplier(baseline: Sequence[Point], arm: Sequence[Point]) -> Paired | None:
@@ -168,7 +187,8 @@ def _log_ratio(baseline_D: Array, arm_D: Array) -> Array:
     return ratio_D
 
 
-def _beyond(fit: Fit, compute: float) -> float:
+def beyond(fit: Fit, compute: float) -> float:
+    """Factor by which `compute` lies outside what was measured for the curve; 1 inside."""
     low, high = fit.x_range
     factor = max(compute / high, low / compute)
     return float(factor) if factor > 1 + ROUNDING else 1.0

@@ -115,8 +115,8 @@ class Draws:
     form: str
     values: Mapping[str, Array]
 
-    def log_compute_at(self, loss: float) -> Array:
-        """ln of the compute [draws] at which each drawn curve reaches `loss`; infinite where it never does."""
+    def log_compute_at(self, loss: float | Array) -> Array:
+        """ln of the compute [draws] at which each drawn curve reaches `loss` (one, or one each), or infinity."""
         return form_named(self.form).log_compute_at(self.values, loss)
 
     def predict(self, compute_N: Array) -> Array:
