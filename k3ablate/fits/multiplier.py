@@ -114,7 +114,8 @@ def draw_log_multipliers(baseline: Draws, arm: Draws, loss: float, compute: floa
     if compute is None:
         return _log_ratio(baseline.log_compute_at(loss), arm.log_compute_at(loss))
     loss_D = baseline.predict(np.array([compute]))[:, 0]
-    return np.log(compute) - arm.log_compute_at(loss_D)
+    log_ratio_D: Array = np.log(compute) - arm.log_compute_at(loss_D)
+    return log_ratio_D
 
 
 def paired_multiplier(baseline: Sequence[Point], arm: Sequence[Point]) -> Paired | None:
