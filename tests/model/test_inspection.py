@@ -7,7 +7,9 @@ from torch import Generator, Tensor, nn
 from k3ablate.config import parse
 from k3ablate.kernels import attnres
 from k3ablate.model.decoder import Decoder, ModelConfig, initialise
-from k3ablate.model.inspection import Magnitudes, mean_read_weights
+from k3ablate.model.feedforward import GLU, SwiGLU
+from k3ablate.model.inspection import PLACES, Magnitudes, inside_experts, mean_read_weights
+from k3ablate.model.moe import Experts, Routing
 from k3ablate.model.residual import Read
 from k3ablate.recipes import recipe
 
@@ -106,28 +108,71 @@ def test_k3_at_full_size_reads_187_times_and_nine_sources_at_the_end() -> None:
 def test_magnitudes_are_those_of_what_went_through(residual: dict[str, object]) -> None:
     """Over two forward passes, against copies of every tensor."""
     built = decoder(residual)
-    read: dict[nn.Module, list[Tensor]] = {}
-    for layer in built.layers:
-        layer.mixer_norm.register_forward_pre_hook(lambda module, inputs: read.setdefault(module, []).append(inputs[0]))
-    for layer in built.layers[1:]:
-        layer.feed_forward.experts.register_forward_hook(
-            lambda module, _, output: read.setdefault(module, []).append(output)
-        )
-    built.norm.register_forward_pre_hook(lambda module, inputs: read.setdefault(module, []).append(inputs[0]))
+    seen: dict[str, dict[nn.Module, list[Tensor]]] = {place: {} for place in PLACES}
+
+    def keep(place: str, module: nn.Module, x: Tensor) -> None:
+        seen[place].setdefault(module, []).append(x.detach().flatten())
+
+    def keep_inside(module: Experts, inputs: tuple[Tensor, Routing]) -> None:
+        for place, x_PF in zip(("experts_gate", "experts_up", "hidden"), by_definition(module, *inputs), strict=True):
+            keep(place, module, x_PF)
+
+    for module in built.modules():
+        if isinstance(module, Experts):
+            module.register_forward_hook(lambda module, _, output: keep("experts", module, output))
+            module.register_forward_pre_hook(keep_inside)
+        elif isinstance(module, GLU):
+            module.down.register_forward_pre_hook(lambda module, inputs: keep("glu_hidden", module, inputs[0]))
+    for norm in (*(layer.mixer_norm for layer in built.layers), built.norm):
+        norm.register_forward_pre_hook(lambda module, inputs: keep("stream", module, inputs[0]))
     magnitudes = Magnitudes(built)
     for batch in (tokens(), tokens()[:1]):
         built(batch)
     taken = magnitudes.take()
-    streams = [*(layer.mixer_norm for layer in built.layers), built.norm]
-    experts = [layer.feed_forward.experts for layer in built.layers[1:]]
+    num_layers = dict.fromkeys(PLACES, DEPTH - 1) | {"stream": DEPTH + 1, "glu_hidden": DEPTH}
     assert {name: len(values) for name, values in taken.items()} == {
-        "stream_rms": DEPTH + 1, "stream_max": DEPTH + 1, "experts_rms": DEPTH - 1, "experts_max": DEPTH - 1,
-    }  # fmt: skip
-    for place, modules in (("stream", streams), ("experts", experts)):
-        for index, module in enumerate(modules):
-            values = torch.cat([tensor.flatten() for tensor in read[module]]).double()
+        f"{place}_{kind}": number for place, number in num_layers.items() for kind in ("rms", "max")
+    }
+    for place in PLACES:
+        for index, parts in enumerate(seen[place].values()):  # in the order they ran: that of the layers
+            values = torch.cat(parts).double()
             assert taken[f"{place}_rms"][index] == pytest.approx(values.square().mean().sqrt().item(), rel=1e-5)
-            assert taken[f"{place}_max"][index] == pytest.approx(values.abs().max().item(), rel=1e-6)
+            assert taken[f"{place}_max"][index] == pytest.approx(values.abs().max().item(), rel=1e-5)
+
+
+def by_definition(experts: Experts, x_BTL: Tensor, decision: Routing) -> tuple[Tensor, Tensor, Tensor]:
+    """Gate, up and hidden activation of one pair of token and expert after the other."""
+    pairs = []
+    for x_L, chosen_A in zip(x_BTL.flatten(0, 1), decision.chosen.flatten(0, 1), strict=True):
+        for expert in chosen_A:
+            gate_F, up_F = experts.gate_EFL[expert] @ x_L, experts.up_EFL[expert] @ x_L
+            pairs.append((gate_F, up_F, experts.activation.combine(gate_F, up_F)))
+    return tuple(torch.stack(parts).detach() for parts in zip(*pairs, strict=True))
+
+
+def test_inside_experts_by_hand() -> None:
+    """Expert e multiplies by e + 1 in its gate and by 10 in its up-projection; expert 1 is never chosen."""
+    experts = Experts(3, width=1, hidden_width=2, activation=SwiGLU())
+    with torch.no_grad():
+        experts.gate_EFL.copy_(torch.tensor([1.0, 2.0, 3.0]).view(3, 1, 1).expand(3, 2, 1))
+        experts.up_EFL.fill_(10.0)
+    x_BTL = torch.tensor([[[1.0], [-2.0]]])
+    decision = Routing(torch.tensor([[[2, 0], [0, 2]]]), torch.full((1, 2, 2), 0.5), torch.zeros(()))
+    gate_PF, up_PF, hidden_PF = inside_experts(experts, x_BTL, decision)
+    gates, ups = torch.tensor([1.0, -2.0, 3.0, -6.0]), torch.tensor([10.0, -20.0, 10.0, -20.0])  # by expert, then token
+    hidden = gates * ups / (1 + (-gates).exp())
+    for found_PF, expected_P in ((gate_PF, gates), (up_PF, ups), (hidden_PF, hidden)):
+        torch.testing.assert_close(found_PF, expected_P[:, None].expand(4, 2))
+    assert not hidden_PF.requires_grad
+
+
+def test_inside_experts_in_the_precision_of_the_pass() -> None:
+    built, noted = decoder({"kind": "plain"}), []
+    experts = built.layers[1].feed_forward.experts
+    experts.register_forward_pre_hook(lambda module, inputs: noted.append(inside_experts(module, *inputs).hidden_PF))
+    with torch.autocast("cpu", torch.bfloat16):
+        built(tokens())
+    assert noted[0].dtype is torch.bfloat16
 
 
 def test_looking_at_magnitudes_changes_no_bit_and_ends_with_take() -> None:
@@ -150,5 +195,6 @@ def test_an_explosion_shows() -> None:
     built(tokens())
     taken = magnitudes.take()
     assert taken["experts_max"][1] > 1e3 * taken["experts_max"][0]
-    assert torch.tensor(taken["experts_rms"][2]).isnan()
-    assert torch.tensor(taken["experts_max"][2]).isnan()
+    assert taken["hidden_max"][1] < 1e3 * taken["hidden_max"][0]  # it is behind the hidden activation
+    for place in ("experts", "experts_gate", "hidden"):
+        assert torch.tensor([taken[f"{place}_rms"][2], taken[f"{place}_max"][2]]).isnan().all()

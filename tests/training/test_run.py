@@ -17,7 +17,7 @@ import torch
 from k3ablate.config import InputError
 from k3ablate.model.balancing import Balancer
 from k3ablate.model.decoder import Decoder
-from k3ablate.model.inspection import Magnitudes
+from k3ablate.model.inspection import PLACES, Magnitudes
 from k3ablate.records import RunRecord, Status
 from k3ablate.tracking import NoTracking
 from k3ablate.training.corpus import Corpus
@@ -110,6 +110,13 @@ def test_record_of_a_finished_run(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path
 def test_logged_steps_measure_activations_of_every_layer_and_looking_changes_no_bit(
     tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    class Blind:
+        def __init__(self, decoder: Decoder) -> None:
+            pass
+
+        def take(self) -> dict[str, list[float]]:
+            return {}
+
     made: list[Magnitudes] = []
 
     def noting(decoder: Decoder) -> Magnitudes:
@@ -119,14 +126,17 @@ def test_logged_steps_measure_activations_of_every_layer_and_looking_changes_no_
     monkeypatch.setattr("k3ablate.training.metrics.Magnitudes", noting)
     often = train(tiny_spec(), tmp_path / "often", tiny_corpus, EVERY_STEP, NoTracking())
     seldom = train(tiny_spec(), tmp_path / "seldom", tiny_corpus, Execution(log_every_steps=8), NoTracking())
-    assert often.evaluations == seldom.evaluations
+    monkeypatch.setattr("k3ablate.training.metrics.Magnitudes", Blind)
+    never = train(tiny_spec(), tmp_path / "never", tiny_corpus, EVERY_STEP, NoTracking())
+    assert often.evaluations == seldom.evaluations == never.evaluations
     assert len(made) == 12 + 3  # steps 0, 8 and the last of 12: the others are not looked at
     by_step = {line["step"]: without_times([line]) for line in lines(tmp_path / "often")}
     for line in lines(tmp_path / "seldom"):
         assert without_times([line]) == by_step[line["step"]]
-        for name, num_layers in {"stream_rms": 3, "stream_max": 3, "experts_rms": 2, "experts_max": 2}.items():
-            assert len(line[name]) == num_layers
-            assert all(0 < value < 100 for value in line[name])
+        for place in PLACES:
+            for name in (f"{place}_rms", f"{place}_max"):
+                assert len(line[name]) == (3 if place == "stream" else 2)
+                assert all(0 < value < 100 for value in line[name])
 
 
 def test_the_auxiliary_loss_is_in_no_published_number(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:
