@@ -62,12 +62,12 @@ def observations(table: pandas.DataFrame) -> Observations:
     return Observations(points, excluded, _levels(rows))
 
 
-def check_arm(name: str, known: Mapping[str, object]) -> None:
-    """InputError with the nearest known arm where `name` is not in the table."""
+def check_arm(name: str, known: Mapping[str, object], what: str = "baseline") -> None:
+    """InputError with the nearest known arm where `name`, asked for as `what`, is not in the table."""
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
         advice = f"did you mean {near[0]!r}?" if near else f"write one of {', '.join(known)}"
-        raise InputError(f"baseline: no arm {name!r} in the table; {advice}")
+        raise InputError(f"{what}: no arm {name!r} in the table; {advice}")
 
 
 def _statuses(table: pandas.DataFrame) -> list[str]:
