@@ -2,7 +2,7 @@
 
 A `Form` is a sum of terms, L = sum of coefficient x variable^-exponent, a constant term having no exponent. For fixed
 exponents it is linear in its non-negative coefficients, which is what the solver's variable projection uses. A new form
-is one more entry of `FORMS`; two forms may name other variables than compute. Nothing here fits or draws.
+is one more entry of `FORMS`; a form may name other variables than compute, and several. Nothing here fits or draws.
 
 Array legend: S starts or draws, N points, V variables, T terms, K exponents, P scaled parameters, G grid rows.
 Scaled parameters: a constant as it is, a power term's coefficient as its logarithm at the centre of the data, exponents
@@ -35,7 +35,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Form:
-    """A named sum of terms. `min_distinct`: fewest different compute values that are not taken as undetermined."""
+    """A named sum of terms. `min_distinct`: fewest different inputs that are not taken as undetermined."""
 
     name: str
     formula: str
@@ -76,19 +76,30 @@ class Form:
 
     def log_prediction(self, theta_SP: Array, x_NV: Array) -> tuple[Array, Array]:
         """ln L [S, N] and its derivative by the scaled parameters [S, N, P]."""
-        num_terms = len(self.terms)
-        parts_SNT = self.design(theta_SP[:, num_terms:], x_NV) * self._linear(theta_SP)[:, None, :]
-        prediction_SN = parts_SNT.sum(axis=-1)
-        gradient_SNP = np.zeros((*prediction_SN.shape, len(self.parameters)))
+        # points lie last in memory, which makes every row one pass
+        gradient_SPN = np.zeros((len(theta_SP), len(self.parameters), len(x_NV)))
+        prediction_SN = np.zeros((len(theta_SP), len(x_NV)))
         for index, term in enumerate(self.terms):
             if term.exponent is None:
-                gradient_SNP[..., index] = 1.0
+                prediction_SN += theta_SP[:, index, None]
+                gradient_SPN[:, index] = 1.0
                 continue
-            part_SN = parts_SNT[..., index]
-            gradient_SNP[..., index] = part_SN
-            gradient_SNP[..., self.parameters.index(term.exponent)] -= part_SN * x_NV[:, self._variable(term)]
+            exponent, x_N = self.parameters.index(term.exponent), x_NV[:, self._variable(term)]
+            part_SN = np.exp(theta_SP[:, index, None] - theta_SP[:, exponent, None] * x_N)
+            prediction_SN += part_SN
+            gradient_SPN[:, index] = part_SN
+            gradient_SPN[:, exponent] -= part_SN * x_N
         with np.errstate(divide="ignore", invalid="ignore"):
-            return np.log(prediction_SN), gradient_SNP / prediction_SN[..., None]
+            gradient_SPN /= prediction_SN[:, None]
+            return np.log(prediction_SN), gradient_SPN.swapaxes(1, 2)
+
+    def gradient(self, jacobian_SNP: Array, residual_SN: Array) -> Array:
+        """Sum over points of derivative x residual [S, P]."""
+        return np.asarray(np.einsum("sn,snp->sp", residual_SN, jacobian_SNP), dtype=np.float64)
+
+    def gram(self, jacobian_SNP: Array, weight_SN: Array) -> Array:
+        """Sum over points of derivative x weight x derivative [S, P, P]."""
+        return np.asarray(np.einsum("snp,sn,snq->spq", jacobian_SNP, weight_SN, jacobian_SNP), dtype=np.float64)
 
     def scaled(self, coefficients_ST: Array, exponents_SK: Array) -> Array:
         """Scaled parameters [S, P] from coefficients and exponents at the centre of the data."""
@@ -108,13 +119,19 @@ class Form:
             values[term.coefficient] = linear_ST[:, index] * np.exp(shift)
         return values
 
-    def predict(self, values: Mapping[str, float], compute: Array | float) -> Array:
-        """Loss at each compute, in the units the values were fitted in."""
+    def predict(self, values: Mapping[str, Array] | Mapping[str, float], inputs: Array | float) -> Array:
+        """Loss at each input, in the units the values were fitted in; several variables lie on the last axis."""
+        inputs_V = np.asarray(inputs) if len(self.variables) > 1 else np.asarray(inputs)[..., None]
         parts = [
-            values[term.coefficient] * (np.asarray(compute) ** -values[term.exponent] if term.exponent else 1.0)
+            values[term.coefficient]
+            * (inputs_V[..., self._variable(term)] ** -values[term.exponent] if term.exponent else 1.0)
             for term in self.terms
         ]
         return np.asarray(sum(parts))
+
+    def log_inputs(self, inputs: Array) -> Array:
+        """Logarithms [N, V] of inputs [N] of one variable or [N, V]."""
+        return np.log(inputs.reshape(len(inputs), len(self.variables)))
 
     def log_compute_at(self, values: Mapping[str, Array], loss: float | Array) -> Array:
         """ln of the compute at which each curve [S] reaches `loss` (one, or one each); infinite below its floor."""
@@ -148,7 +165,17 @@ POWER = Form("power", "L = A C^-a", (Term("A", "a"),), min_distinct=2)
 # Three values of compute determine E, A and a exactly, however many seeds stand at each: nothing is left to check them.
 POWER_FLOOR = Form("power_floor", "L = E + A C^-a", (Term("E"), Term("A", "a")), min_distinct=4)
 
-FORMS = {form.name: form for form in (POWER, POWER_FLOOR)}
+CURVES = {form.name: form for form in (POWER, POWER_FLOOR)}  # of compute, which multipliers are read from
+
+# Hoffmann et al., arXiv 2203.15556, equation 2.
+CHINCHILLA = Form(
+    "chinchilla",
+    "L = E + A/N^alpha + B/D^beta",
+    (Term("E"), Term("A", "alpha", "params"), Term("B", "beta", "tokens")),
+    min_distinct=6,
+)
+
+FORMS = CURVES | {CHINCHILLA.name: CHINCHILLA}
 
 
 def form_named(name: str) -> Form:

@@ -1,25 +1,68 @@
 """Where is the sum of Huber terms least, for many starts and many data sets at once?
 
-Variable projection over a grid of exponents gives the starts; a projected Newton method with analytic gradients ends
-them all in one batch. The Newton matrix holds the points within delta, the damping holds the majorant (reweighted least
-squares), so that a step either lowers the objective or turns into the reweighted one. Array legend: see `forms`.
-What is done with the minimum, and which points are refused, stands in `solve`.
+Variable projection over a grid of exponents, or over random ones, gives the starts; a projected Newton method with
+analytic gradients ends them all in one batch. The Newton matrix holds the points within delta, the damping holds the
+majorant (reweighted least squares), so that a step either lowers the objective or turns into the reweighted one. That
+holds for any delta: infinite is least squares, 0 the sum of sizes. Points may be counted several times (`weight`).
+Array legend: see `forms`. What is done with the minimum, and which points are refused, stands in `solve`.
 """
 
 import itertools
 from dataclasses import dataclass
+from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
 from k3ablate.fits.forms import Array, Form
 
+# What residuals are of: ln L, or the loss itself ("plain"), as curve fits in print sometimes have it.
+Residuals = Literal["log", "plain"]
+
 # With several seeds per size and noise above delta the sum of Huber terms is flat between the seeds, so that any curve
-# between them would do. This much of the least-squares objective chooses among them; other minima do not visibly move.
-TIE_BREAK = 1e-6
-NUM_GRID_EXPONENTS = 24
+# between them would do. This much of the least-squares objective chooses among them (less where delta is below the
+# default); other minima do not visibly move.
+TIE_BREAK = 1e-8
+TIE_BREAK_DELTA = 1e-3
+LEAST_ABSOLUTE_DELTA = 1e-10  # stands for 0 in the Newton matrix; curves of real losses do not see the difference
+NUM_GRID_EXPONENTS = {1: 24, 2: 8}  # by number of exponents, along each
 GRID_RANGE = (0.01, 2.0)
 MAX_ITERATIONS = 400
 STEP_TOLERANCE = 1e-11
+# Damping: tried on three nested published tables and the Chinchilla points, for delta 1e-7 to infinity, with the full
+# majorant, its diagonal and mixtures; the diagonal is quicker at 1e-3 and above, and never ends below 1e-5.
+FIRST_DAMPING, EASING, STIFFENING = 1e-2, 2.0, 3.0
+BLOCK = 64  # starts that are worked on together: their arrays stay in the cache
+
+
+class Curve(Protocol):
+    """What the minimum is searched over: bounds of the scaled parameters, and the curve with its derivative."""
+
+    def bounds(self) -> tuple[Array, Array]:
+        """Lower and upper bounds, each [P]."""
+
+    def log_prediction(self, theta_SP: Array, x_NV: Array) -> tuple[Array, Array]:
+        """ln L [S, N] and its derivative by the scaled parameters [S, N, P]."""
+
+
+class Solvable(Protocol):
+    """What the solver asks of a form; its derivatives go from the first of these to the other two in any layout."""
+
+    def bounds(self) -> tuple[Array, Array]:
+        """Lower and upper bounds of the parameters, each [P]."""
+        ...
+
+    def log_prediction(self, theta_SP: Array, x_NV: Array) -> tuple[Array, Array]:
+        """ln L [S, N], and its derivatives."""
+        ...
+
+    def gradient(self, derivatives: Array, residual_SN: Array) -> Array:
+        """Sum over points of derivative x residual [S, P]."""
+        ...
+
+    def gram(self, derivatives: Array, weight_SN: Array) -> Array:
+        """Sum over points of derivative x weight x derivative [S, P, P]."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -38,17 +81,27 @@ def scale(log_inputs_NV: Array, log_loss_SN: Array) -> Scaled:
     return Scaled(log_inputs_NV - centre_V, centre_V, log_loss_SN - log_scale, log_scale)
 
 
-def grid_starts(form: Form, data: Scaled) -> Array:
-    """Starts [S, G, P]: non-negative least squares (relative residuals) for each exponent of a grid."""
-    per_exponent = np.geomspace(
-        *GRID_RANGE, NUM_GRID_EXPONENTS if len(form.exponents) == 1 else NUM_GRID_EXPONENTS // 3
-    )
-    exponents_GK = np.array(list(itertools.product(per_exponent, repeat=len(form.exponents))))
+def grid_starts(form: Form, data: Scaled, weight_SN: Array | None = None) -> Array:
+    """Starts [S, G, P] from a grid of exponents: the same for the same data."""
+    num = NUM_GRID_EXPONENTS[len(form.exponents)]
+    grid = itertools.product(np.geomspace(*GRID_RANGE, num), repeat=len(form.exponents))
+    return _projected_starts(form, data, np.array(list(grid)), weight_SN)
+
+
+def random_starts(form: Form, data: Scaled, num_starts: int, generator: np.random.Generator) -> Array:
+    """Starts [S, G, P] from exponents drawn log-uniformly over the range of the grid."""
+    log_exponents_GK = generator.uniform(*np.log(GRID_RANGE), (num_starts, len(form.exponents)))
+    return _projected_starts(form, data, np.exp(log_exponents_GK), None)
+
+
+def _projected_starts(form: Form, data: Scaled, exponents_GK: Array, weight_SN: Array | None) -> Array:
+    """Variable projection: the non-negative least squares (relative residuals) for each row of exponents, [S, G, P]."""
     # relative residuals (L - prediction) / L stand in for those of ln L, and keep the problem linear
-    weight_SN = np.exp(-data.y_SN)
+    relative_SN = np.exp(-data.y_SN)
+    count_SN = np.ones_like(relative_SN) if weight_SN is None else weight_SN
     design_GNT = form.design(exponents_GK, data.x_NV)
-    normal_SGTT = np.einsum("gnt,sn,gnu->sgtu", design_GNT, weight_SN**2, design_GNT, optimize=True)
-    target_SGT = np.einsum("gnt,sn->sgt", design_GNT, weight_SN)
+    normal_SGTT = np.einsum("gnt,sn,gnu->sgtu", design_GNT, count_SN * relative_SN**2, design_GNT, optimize=True)
+    target_SGT = np.einsum("gnt,sn->sgt", design_GNT, count_SN * relative_SN)
     coefficients_SGT = _non_negative_solve(normal_SGTT, target_SGT)
     num_sets, num_grid, num_terms = coefficients_SGT.shape
     exponents_SGK = np.broadcast_to(exponents_GK, (num_sets, *exponents_GK.shape))
@@ -57,59 +110,116 @@ def grid_starts(form: Form, data: Scaled) -> Array:
 
 
 def huber(residual: Array, delta: float) -> Array:
-    """Huber's function (Annals of Mathematical Statistics 35, 1964): half the square up to `delta`, straight beyond."""
+    """Huber's function (Annals of Mathematical Statistics 35, 1964): half the square up to `delta`, straight beyond.
+
+    At delta 0 the size of the residual, which is the limit of the function over delta.
+    """
     size = np.abs(residual)
+    if delta == 0:
+        return np.asarray(size, dtype=np.float64)
     inside = np.minimum(size, delta)
     return np.asarray(inside * (size - 0.5 * inside), dtype=np.float64)
 
 
-def minimise(form: Form, y_SN: Array, x_NV: Array, start_SP: Array, delta: float) -> tuple[Array, Array]:
-    """Minimum reached from each start [S, P] for its own data [S, N], and the sum of Huber terms there [S]."""
+def residual(form: Curve, theta_SP: Array, y_SN: Array, x_NV: Array, of: Residuals = "log") -> Array:
+    """What the curves leave over [S, N], of ln L or (`plain`) of the scaled loss."""
+    log_prediction_SN = form.log_prediction(theta_SP, x_NV)[0]
+    return y_SN - log_prediction_SN if of == "log" else np.exp(y_SN) - np.exp(log_prediction_SN)
+
+
+def minimise(
+    form: Curve, y_SN: Array, x_NV: Array, start_SP: Array, delta: float, weight_SN: Array | None = None,
+    of: Residuals = "log",
+) -> tuple[Array, Array]:  # fmt: skip
+    """Minimum reached from each start [S, P] for its own data [S, N], and the sum of Huber terms there [S].
+
+    `weight_SN` counts each point that often; `of` "plain" takes residuals and delta in scaled loss instead of ln L.
+    """
     theta_SP = np.clip(start_SP, *form.bounds())
-    damping_S = np.full(len(theta_SP), 1e-3)
-    running_S = np.arange(len(theta_SP))
-    for _ in range(MAX_ITERATIONS):
-        if not len(running_S):
-            break
-        theta_RP, y_RN, damping_R = theta_SP[running_S], y_SN[running_S], damping_S[running_S]
-        before_R, gradient_RP, newton_RPP, majorant_RPP = _expand(form, theta_RP, y_RN, x_NV, delta)
-        step_RP = _projected_step(form, theta_RP, gradient_RP, newton_RPP + damping_R[:, None, None] * majorant_RPP)
-        trial_RP = np.clip(theta_RP + step_RP, *form.bounds())
-        after_R = _penalised(y_RN - form.log_prediction(trial_RP, x_NV)[0], delta)
-        better_R = after_R <= before_R
-        theta_SP[running_S[better_R]] = trial_RP[better_R]
-        damping_S[running_S] = np.where(better_R, damping_R / 8, np.maximum(damping_R, 1e-9) * 8)
-        moved_R = np.abs(trial_RP - theta_RP).max(axis=-1)
-        running_S = running_S[moved_R > STEP_TOLERANCE]
-    residual_SN = y_SN - form.log_prediction(theta_SP, x_NV)[0]
-    return theta_SP, huber(residual_SN, delta).sum(axis=-1)
+    for first in range(0, len(theta_SP), BLOCK):
+        rows = slice(first, first + BLOCK)
+        weight_RN = np.ones_like(y_SN[rows]) if weight_SN is None else weight_SN[rows]
+        theta_SP[rows] = _Problem(form, y_SN[rows], x_NV, weight_RN, delta, of).solve(theta_SP[rows])
+    terms_SN = huber(residual(form, theta_SP, y_SN, x_NV, of), delta)
+    return theta_SP, (terms_SN if weight_SN is None else weight_SN * terms_SN).sum(axis=-1)
 
 
-def _penalised(residual_SN: Array, delta: float) -> Array:
-    value_S = (huber(residual_SN, delta) + 0.5 * TIE_BREAK * residual_SN**2).sum(axis=-1)
-    return np.where(np.isfinite(value_S), value_S, np.inf)
+@dataclass(frozen=True)
+class _Expansion:
+    """The objective at one point of every row: value, gradient, Newton matrix and the majorant's as damping."""
+
+    value_S: Array
+    gradient_SP: Array
+    newton_SPP: Array
+    majorant_SPP: Array
+
+    def taken(self, rows: Array) -> "_Expansion":
+        """Of some rows."""
+        return _Expansion(self.value_S[rows], self.gradient_SP[rows], self.newton_SPP[rows], self.majorant_SPP[rows])
+
+    def put(self, rows: Array, other: "_Expansion") -> None:
+        """Overwrite some rows, in place."""
+        self.value_S[rows], self.gradient_SP[rows] = other.value_S, other.gradient_SP
+        self.newton_SPP[rows], self.majorant_SPP[rows] = other.newton_SPP, other.majorant_SPP
 
 
-def _expand(form: Form, theta_SP: Array, y_SN: Array, x_NV: Array, delta: float) -> tuple[Array, Array, Array, Array]:
-    """Objective, its gradient, its Gauss-Newton matrix, and the majorant's (reweighted least squares) as damping."""
-    log_prediction_SN, jacobian_SNP = form.log_prediction(theta_SP, x_NV)
-    residual_SN = y_SN - log_prediction_SN
-    size_SN = np.abs(residual_SN)
-    clipped_SN = np.minimum(1.0, delta / np.maximum(size_SN, np.finfo(float).tiny))
-    majorant_SN = clipped_SN + TIE_BREAK
-    newton_SN = (size_SN <= delta) + TIE_BREAK
-    gradient_SP = -np.einsum("sn,snp->sp", majorant_SN * residual_SN, jacobian_SNP)
-    return (
-        _penalised(residual_SN, delta),
-        gradient_SP,
-        np.einsum("snp,sn,snq->spq", jacobian_SNP, newton_SN, jacobian_SNP),
-        np.einsum("snp,sn,snq->spq", jacobian_SNP, majorant_SN, jacobian_SNP),
-    )
+@dataclass(frozen=True)
+class _Problem:
+    """Rows of data and the objective that each is fitted by."""
+
+    form: Curve
+    y_SN: Array
+    x_NV: Array
+    weight_SN: Array
+    delta: float
+    of: Residuals
+
+    def solve(self, theta_SP: Array) -> Array:
+        """The minimum reached from each row of parameters."""
+        theta_SP, bounds = theta_SP.copy(), self.form.bounds()
+        damping_S, running_S = np.full(len(theta_SP), FIRST_DAMPING), np.arange(len(theta_SP))
+        there = self._expand(theta_SP, running_S)
+        for _ in range(MAX_ITERATIONS):
+            if not len(running_S):
+                break
+            theta_RP, here = theta_SP[running_S], there.taken(running_S)
+            matrix_RPP = here.newton_SPP + damping_S[running_S, None, None] * here.majorant_SPP
+            trial_RP = np.clip(theta_RP + _projected_step(bounds, theta_RP, here.gradient_SP, matrix_RPP), *bounds)
+            trial = self._expand(trial_RP, running_S)
+            better_R = trial.value_S <= here.value_S
+            theta_SP[running_S[better_R]] = trial_RP[better_R]
+            there.put(running_S[better_R], trial.taken(better_R))
+            eased_R, stiff_R = damping_S[running_S] / EASING, np.maximum(damping_S[running_S], 1e-9) * STIFFENING
+            damping_S[running_S] = np.where(better_R, eased_R, stiff_R)
+            running_S = running_S[np.abs(trial_RP - theta_RP).max(axis=-1) > STEP_TOLERANCE]
+        return theta_SP
+
+    def _expand(self, theta_RP: Array, rows: Array) -> _Expansion:
+        log_prediction_RN, jacobian_RNP = self.form.log_prediction(theta_RP, self.x_NV)
+        residual_RN = self.y_SN[rows] - log_prediction_RN
+        if self.of == "plain":
+            prediction_RN = np.exp(log_prediction_RN)
+            residual_RN = np.exp(self.y_SN[rows]) - prediction_RN
+            jacobian_RNP = jacobian_RNP * prediction_RN[..., None]
+        delta = self.delta or LEAST_ABSOLUTE_DELTA
+        tie_break = TIE_BREAK * min(1.0, delta / TIE_BREAK_DELTA)
+        weight_RN, size_RN = self.weight_SN[rows], np.abs(residual_RN)
+        clipped_RN = np.minimum(1.0, delta / np.maximum(size_RN, np.finfo(float).tiny))
+        majorant_RN = weight_RN * (clipped_RN + tie_break)
+        newton_RN = weight_RN * ((size_RN <= delta) + tie_break)
+        value_R = (weight_RN * (huber(residual_RN, delta) + 0.5 * tie_break * residual_RN**2)).sum(axis=-1)
+        jacobian_RPN = jacobian_RNP.swapaxes(1, 2)
+        return _Expansion(
+            np.where(np.isfinite(value_R), value_R, np.inf),
+            -(jacobian_RPN @ (majorant_RN * residual_RN)[..., None])[..., 0],
+            (jacobian_RPN * newton_RN[:, None]) @ jacobian_RNP,
+            (jacobian_RPN * majorant_RN[:, None]) @ jacobian_RNP,
+        )
 
 
-def _projected_step(form: Form, theta_SP: Array, gradient_SP: Array, matrix_SPP: Array) -> Array:
+def _projected_step(bounds: tuple[Array, Array], theta_SP: Array, gradient_SP: Array, matrix_SPP: Array) -> Array:
     """Newton step that leaves alone the parameters at a bound whose gradient points outward."""
-    lower_P, upper_P = form.bounds()
+    lower_P, upper_P = bounds
     held_SP = ((theta_SP <= lower_P) & (gradient_SP > 0)) | ((theta_SP >= upper_P) & (gradient_SP < 0))
     free_SPP = ~(held_SP[:, :, None] | held_SP[:, None, :])
     identity_PP = np.eye(len(lower_P))
