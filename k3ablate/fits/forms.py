@@ -93,14 +93,6 @@ class Form:
             gradient_SPN /= prediction_SN[:, None]
             return np.log(prediction_SN), gradient_SPN.swapaxes(1, 2)
 
-    def gradient(self, jacobian_SNP: Array, residual_SN: Array) -> Array:
-        """Sum over points of derivative x residual [S, P]."""
-        return np.asarray(np.einsum("sn,snp->sp", residual_SN, jacobian_SNP), dtype=np.float64)
-
-    def gram(self, jacobian_SNP: Array, weight_SN: Array) -> Array:
-        """Sum over points of derivative x weight x derivative [S, P, P]."""
-        return np.asarray(np.einsum("snp,sn,snq->spq", jacobian_SNP, weight_SN, jacobian_SNP), dtype=np.float64)
-
     def scaled(self, coefficients_ST: Array, exponents_SK: Array) -> Array:
         """Scaled parameters [S, P] from coefficients and exponents at the centre of the data."""
         linear_ST = np.maximum(coefficients_ST, 0.0)

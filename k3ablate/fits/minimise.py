@@ -9,7 +9,6 @@ Array legend: see `forms`. What is done with the minimum, and which points are r
 
 import itertools
 from dataclasses import dataclass
-from typing import Protocol
 from typing import Literal, Protocol
 
 import numpy as np
@@ -43,26 +42,6 @@ class Curve(Protocol):
 
     def log_prediction(self, theta_SP: Array, x_NV: Array) -> tuple[Array, Array]:
         """ln L [S, N] and its derivative by the scaled parameters [S, N, P]."""
-
-
-class Solvable(Protocol):
-    """What the solver asks of a form; its derivatives go from the first of these to the other two in any layout."""
-
-    def bounds(self) -> tuple[Array, Array]:
-        """Lower and upper bounds of the parameters, each [P]."""
-        ...
-
-    def log_prediction(self, theta_SP: Array, x_NV: Array) -> tuple[Array, Array]:
-        """ln L [S, N], and its derivatives."""
-        ...
-
-    def gradient(self, derivatives: Array, residual_SN: Array) -> Array:
-        """Sum over points of derivative x residual [S, P]."""
-        ...
-
-    def gram(self, derivatives: Array, weight_SN: Array) -> Array:
-        """Sum over points of derivative x weight x derivative [S, P, P]."""
-        ...
 
 
 @dataclass(frozen=True)
