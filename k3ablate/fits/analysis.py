@@ -14,7 +14,7 @@ import numpy as np
 import pandas
 
 from k3ablate.config import InputError
-from k3ablate.fits.forms import FORMS, POWER, POWER_FLOOR, Array, form_named
+from k3ablate.fits.forms import CURVES, POWER, POWER_FLOOR, Array, form_named
 from k3ablate.fits.multiplier import Multiplier, Paired, Point, paired_multiplier, read_multiplier
 from k3ablate.fits.observations import Excluded, Observations, check_arm, observations
 from k3ablate.fits.solve import DEFAULT_DELTA, Fit, fit
@@ -112,7 +112,7 @@ def analyse(
     check_arm(baseline, seen.points)
     if form is not None:
         form_named(form)
-    curves = {name: _curves(seen, name, delta, num_draws, generator) for name in FORMS}
+    curves = {name: _curves(seen, name, delta, num_draws, generator) for name in CURVES}
     chosen, reason = _choose_form(curves, baseline, form) if any(seen.points.values()) else (None, NOTHING_AT_ALL)
     arms = tuple(_arm(seen, curves, name, baseline, chosen, reason, at_loss) for name in seen.points)
     noise = {name: curve.noise for name, curve in curves.items() if curve.noise is not None}

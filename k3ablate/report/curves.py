@@ -9,18 +9,18 @@ import io
 from pathlib import Path
 
 from k3ablate.fits.analysis import Analysis, ArmAnalysis
-from k3ablate.fits.forms import FORMS
+from k3ablate.fits.forms import CURVES
 from k3ablate.fits.solve import Fit
 from k3ablate.storage import write_atomic
 
 Row = dict[str, str | int | float]
 
-PARAMETERS = tuple(dict.fromkeys(name for form in FORMS.values() for name in form.parameters))
+PARAMETERS = tuple(dict.fromkeys(name for form in CURVES.values() for name in form.parameters))
 
 
 def rows(analysis: Analysis) -> list[Row]:
     """Every arm with every form: parameters with 95 percent intervals, diagnostics, or why it was `refused`."""
-    return [_row(arm, form) for arm in analysis.arms for form in FORMS]
+    return [_row(arm, form) for arm in analysis.arms for form in CURVES]
 
 
 def write_curves(analysis: Analysis, path: Path) -> Path:
