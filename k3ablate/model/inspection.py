@@ -7,8 +7,7 @@ Shape legend: `slots.py`.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ from k3ablate.model.feedforward import GLU
 from k3ablate.model.moe import Experts, Routing
 from k3ablate.model.residual import Read
 
-PLACES = ("stream", "experts", "experts_gate", "experts_up", "hidden", "glu_hidden")
+PLACES = ("stream", "experts", "hidden", "glu_hidden")
 
 
 @torch.no_grad()
@@ -51,12 +50,9 @@ class Magnitudes:
 
     `stream`: what each layer reads from the residual stream, and last what the head reads, before the norm.
     `experts`: the weighted sum of routed experts of each routed layer, before the norm and projection out of a latent.
-    `hidden`: what the down-projections of its routed experts take in, over all pairs of token and chosen expert, before
-    any weight; `experts_gate` and `experts_up`: the two projections that it is combined from.
+    `hidden`: what the down-projections of its routed experts take in, over all pairs of token and chosen expert and
+    before any weight; the experts' kernel does not show it, so it is computed a second time, see `routed_hidden`.
     `glu_hidden`: what the down-projection of each layer's GLU takes in: its shared experts, or all of a dense layer.
-
-    The experts' kernel shows nothing of its inside, so `hidden` and its two sources are computed a second time, from
-    what the kernel is given.
     """
 
     def __init__(self, decoder: Decoder) -> None:
@@ -65,10 +61,10 @@ class Magnitudes:
         experts = [module for module in decoder.modules() if isinstance(module, Experts)]
         glus = [module for module in decoder.modules() if isinstance(module, GLU)]
         self._handles = [
-            *(norm.register_forward_pre_hook(self._input_at("stream")) for norm in norms),
-            *(module.register_forward_hook(self._output_at("experts")) for module in experts),
-            *(module.register_forward_pre_hook(self._inside_experts()) for module in experts),
-            *(glu.down.register_forward_pre_hook(self._input_at("glu_hidden")) for glu in glus),
+            *(norm.register_forward_pre_hook(self._meter("stream").see_input) for norm in norms),
+            *(module.register_forward_hook(self._meter("experts").see_output) for module in experts),
+            *(module.register_forward_pre_hook(self._meter("hidden").see_hidden) for module in experts),
+            *(glu.down.register_forward_pre_hook(self._meter("glu_hidden").see_input) for glu in glus),
         ]
 
     def take(self) -> dict[str, list[float]]:
@@ -82,48 +78,21 @@ class Magnitudes:
         }
 
     def _meter(self, place: str) -> "_Meter":
-        """A new one, of the next layer."""
+        """That of the next layer."""
         self._meters[place].append(_Meter())
         return self._meters[place][-1]
 
-    def _input_at(self, place: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        meter = self._meter(place)
-        return lambda _, arguments: meter.see(arguments[0])
-
-    def _output_at(self, place: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
-        meter = self._meter(place)
-        return lambda _module, _arguments, output: meter.see(output)
-
-    def _inside_experts(self) -> Callable[[nn.Module, tuple[Tensor, Routing]], None]:
-        meters = [self._meter(place) for place in ("experts_gate", "experts_up", "hidden")]
-
-        def note(module: nn.Module, arguments: tuple[Tensor, Routing]) -> None:
-            assert isinstance(module, Experts)
-            for meter, x_PF in zip(meters, inside_experts(module, *arguments), strict=True):
-                meter.see(x_PF)
-
-        return note
-
-
-class InsideExperts(NamedTuple):
-    """Of every pair of token and chosen expert, sorted by expert."""
-
-    gate_PF: Tensor
-    up_PF: Tensor
-    hidden_PF: Tensor  # of gate and up; what the down-projection takes in
-
 
 @torch.no_grad()
-def inside_experts(experts: Experts, x_BTL: Tensor, decision: Routing) -> InsideExperts:
-    """What goes on between the first and the last projection of routed experts: P pairs, F hidden width."""
+def routed_hidden(experts: Experts, x_BTL: Tensor, decision: Routing) -> Tensor:
+    """The hidden activation of every pair of token and chosen expert, hidden_PF: P pairs by expert, F hidden width."""
     chosen_P = decision.chosen.flatten()
     tokens_P = chosen_P.argsort(stable=True) // decision.chosen.shape[-1]
     counts = chosen_P.bincount(minlength=len(experts.gate_EFL)).tolist()
     inputs = torch.split(x_BTL.flatten(0, 1)[tokens_P], counts)  # of each expert, M tokens
     matrices = torch.cat((experts.gate_EFL, experts.up_EFL), dim=1).mT.unbind()  # of each expert, L2F
     both_P2F = torch.cat([x_ML @ matrix_L2F for x_ML, matrix_L2F in zip(inputs, matrices, strict=True)])
-    gate_PF, up_PF = both_P2F.chunk(2, dim=-1)
-    return InsideExperts(gate_PF, up_PF, experts.activation.combine(gate_PF, up_PF))
+    return experts.activation.combine(*both_P2F.chunk(2, dim=-1))
 
 
 class _Meter:
@@ -134,6 +103,16 @@ class _Meter:
         self._square_sum: Tensor | float = 0.0
         self._largest: Tensor | None = None
 
+    def see_input(self, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+        self._see(arguments[0])
+
+    def see_output(self, module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
+        self._see(output)
+
+    def see_hidden(self, module: nn.Module, arguments: tuple[Tensor, Routing]) -> None:
+        assert isinstance(module, Experts)
+        self._see(routed_hidden(module, *arguments))
+
     def rms(self) -> float:
         return math.sqrt(float(self._square_sum) / self._count)
 
@@ -142,7 +121,7 @@ class _Meter:
         return float(self._largest)
 
     @torch.no_grad()
-    def see(self, x: Tensor) -> None:
+    def _see(self, x: Tensor) -> None:
         self._count += x.numel()
         self._square_sum = self._square_sum + torch.linalg.vector_norm(x, dtype=torch.float32).square()
         largest = x.abs().max()

@@ -8,7 +8,7 @@ from k3ablate.config import parse
 from k3ablate.kernels import attnres
 from k3ablate.model.decoder import Decoder, ModelConfig, initialise
 from k3ablate.model.feedforward import GLU, SwiGLU
-from k3ablate.model.inspection import PLACES, Magnitudes, inside_experts, mean_read_weights
+from k3ablate.model.inspection import PLACES, Magnitudes, mean_read_weights, routed_hidden
 from k3ablate.model.moe import Experts, Routing
 from k3ablate.model.residual import Read
 from k3ablate.recipes import recipe
@@ -113,14 +113,10 @@ def test_magnitudes_are_those_of_what_went_through(residual: dict[str, object]) 
     def keep(place: str, module: nn.Module, x: Tensor) -> None:
         seen[place].setdefault(module, []).append(x.detach().flatten())
 
-    def keep_inside(module: Experts, inputs: tuple[Tensor, Routing]) -> None:
-        for place, x_PF in zip(("experts_gate", "experts_up", "hidden"), by_definition(module, *inputs), strict=True):
-            keep(place, module, x_PF)
-
     for module in built.modules():
         if isinstance(module, Experts):
             module.register_forward_hook(lambda module, _, output: keep("experts", module, output))
-            module.register_forward_pre_hook(keep_inside)
+            module.register_forward_pre_hook(lambda module, inputs: keep("hidden", module, by_pair(module, *inputs)))
         elif isinstance(module, GLU):
             module.down.register_forward_pre_hook(lambda module, inputs: keep("glu_hidden", module, inputs[0]))
     for norm in (*(layer.mixer_norm for layer in built.layers), built.norm):
@@ -140,36 +136,33 @@ def test_magnitudes_are_those_of_what_went_through(residual: dict[str, object]) 
             assert taken[f"{place}_max"][index] == pytest.approx(values.abs().max().item(), rel=1e-5)
 
 
-def by_definition(experts: Experts, x_BTL: Tensor, decision: Routing) -> tuple[Tensor, Tensor, Tensor]:
-    """Gate, up and hidden activation of one pair of token and expert after the other."""
-    pairs = []
+def by_pair(experts: Experts, x_BTL: Tensor, decision: Routing) -> Tensor:
+    """The hidden activation by definition, one pair of token and expert after the other."""
+    hidden = []
     for x_L, chosen_A in zip(x_BTL.flatten(0, 1), decision.chosen.flatten(0, 1), strict=True):
         for expert in chosen_A:
             gate_F, up_F = experts.gate_EFL[expert] @ x_L, experts.up_EFL[expert] @ x_L
-            pairs.append((gate_F, up_F, experts.activation.combine(gate_F, up_F)))
-    return tuple(torch.stack(parts).detach() for parts in zip(*pairs, strict=True))
+            hidden.append(experts.activation.combine(gate_F, up_F))
+    return torch.stack(hidden)
 
 
-def test_inside_experts_by_hand() -> None:
+def test_the_hidden_activation_by_hand() -> None:
     """Expert e multiplies by e + 1 in its gate and by 10 in its up-projection; expert 1 is never chosen."""
     experts = Experts(3, width=1, hidden_width=2, activation=SwiGLU())
     with torch.no_grad():
         experts.gate_EFL.copy_(torch.tensor([1.0, 2.0, 3.0]).view(3, 1, 1).expand(3, 2, 1))
         experts.up_EFL.fill_(10.0)
-    x_BTL = torch.tensor([[[1.0], [-2.0]]])
     decision = Routing(torch.tensor([[[2, 0], [0, 2]]]), torch.full((1, 2, 2), 0.5), torch.zeros(()))
-    gate_PF, up_PF, hidden_PF = inside_experts(experts, x_BTL, decision)
-    gates, ups = torch.tensor([1.0, -2.0, 3.0, -6.0]), torch.tensor([10.0, -20.0, 10.0, -20.0])  # by expert, then token
-    hidden = gates * ups / (1 + (-gates).exp())
-    for found_PF, expected_P in ((gate_PF, gates), (up_PF, ups), (hidden_PF, hidden)):
-        torch.testing.assert_close(found_PF, expected_P[:, None].expand(4, 2))
+    hidden_PF = routed_hidden(experts, torch.tensor([[[1.0], [-2.0]]]), decision)
+    gates_P, ups_P = torch.tensor([1.0, -2.0, 3.0, -6.0]), torch.tensor([10.0, -20.0, 10.0, -20.0])  # by expert
+    torch.testing.assert_close(hidden_PF, (gates_P * ups_P / (1 + (-gates_P).exp()))[:, None].expand(4, 2))
     assert not hidden_PF.requires_grad
 
 
-def test_inside_experts_in_the_precision_of_the_pass() -> None:
+def test_the_hidden_activation_is_that_of_the_precision_around_it() -> None:
     built, noted = decoder({"kind": "plain"}), []
     experts = built.layers[1].feed_forward.experts
-    experts.register_forward_pre_hook(lambda module, inputs: noted.append(inside_experts(module, *inputs).hidden_PF))
+    experts.register_forward_pre_hook(lambda module, inputs: noted.append(routed_hidden(module, *inputs)))
     with torch.autocast("cpu", torch.bfloat16):
         built(tokens())
     assert noted[0].dtype is torch.bfloat16
@@ -196,5 +189,5 @@ def test_an_explosion_shows() -> None:
     taken = magnitudes.take()
     assert taken["experts_max"][1] > 1e3 * taken["experts_max"][0]
     assert taken["hidden_max"][1] < 1e3 * taken["hidden_max"][0]  # it is behind the hidden activation
-    for place in ("experts", "experts_gate", "hidden"):
+    for place in ("experts", "hidden"):
         assert torch.tensor([taken[f"{place}_rms"][2], taken[f"{place}_max"][2]]).isnan().all()
