@@ -59,12 +59,12 @@ class Provenance:
 def render_markdown(analysis: Analysis, provenance: Provenance) -> str:
     """The table, its notes and the excluded runs as GitHub-flavoured Markdown."""
     body = [_cells(analysis, arm) for arm in analysis.arms]
-    lines = [*_markdown_table(HEADINGS, body), ""]
-    lines += [f"- {_escaped(note)}" for note in notes(analysis)]
+    lines = [*markdown_table(HEADINGS, body), ""]
+    lines += [f"- {escaped(note)}" for note in notes(analysis)]
     lines += ["", f"**{_excluded_title(analysis)}**"]
     if analysis.excluded:
-        lines += ["", *_markdown_table(("arm", "size", "seed", "status", "reason"), excluded_cells(analysis.excluded))]
-    lines += ["", f"Provenance: {_escaped(provenance.line())}", ""]
+        lines += ["", *markdown_table(("arm", "size", "seed", "status", "reason"), excluded_cells(analysis.excluded))]
+    lines += ["", f"Provenance: {escaped(provenance.line())}", ""]
     return "\n".join(lines)
 
 
@@ -253,12 +253,13 @@ def _csv_row(analysis: Analysis, arm: ArmAnalysis) -> dict[str, object]:
     }
 
 
-def _markdown_table(headings: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
-    rows = [headings, ["---"] * len(headings), *([_escaped(cell) for cell in cells] for cells in body)]
+def markdown_table(headings: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown, its cells escaped."""
+    rows = [headings, ["---"] * len(headings), *([escaped(cell) for cell in cells] for cells in body)]
     return [f"| {' | '.join(cells)} |" for cells in rows]
 
 
-def _escaped(text: str) -> str:
+def escaped(text: str) -> str:
     """Text that Markdown shows as it is: names and reasons come from files and may hold markup."""
     flat = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     for character in "\\`*_|[]":
