@@ -170,8 +170,43 @@ CHINCHILLA = Form(
 FORMS = CURVES | {CHINCHILLA.name: CHINCHILLA}
 
 
+@dataclass(frozen=True)
+class MultipliedForm(Form):
+    """A form of compute in which compute is multiplied by a parameter m first: one arm of parallel curves."""
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Those of the form, then the multiplier."""
+        return (*super().parameters, "m")
+
+    def predict(self, values: Mapping[str, Array] | Mapping[str, float], inputs: Array | float) -> Array:
+        """Loss at each compute."""
+        return super().predict(values, np.asarray(inputs) * values["m"])
+
+    def log_compute_at(self, values: Mapping[str, Array], loss: float | Array) -> Array:
+        """ln of the compute at which each curve [S] reaches `loss` (one, or one each); infinite below its floor."""
+        return super().log_compute_at(values, loss) - np.log(values["m"])
+
+
+# One arm of curves that share parameters with those of other arms; all are fitted at once, see `shared`.
+SHARED_FLOOR = MultipliedForm(
+    "shared_floor", "L = E + A (m C)^-a, E, A and a common to all arms", (Term("E"), Term("A", "a")), min_distinct=3
+)
+SHARED_EXPONENT = Form(
+    "shared_exponent", "L = E + A C^-a, E and a common to all arms", (Term("E"), Term("A", "a")), min_distinct=3
+)
+SHARED = {form.name: form for form in (SHARED_FLOOR, SHARED_EXPONENT)}
+
+
 def form_named(name: str) -> Form:
-    """The form of that name; an unknown name is an InputError with the known ones."""
+    """The form of that name that one arm alone is fitted with; another name is an InputError with the known ones."""
+    if name in SHARED:
+        raise InputError(f"form: {name} fits all arms of a table at once (`k3ablate report --form {name}`), not one")
     if name not in FORMS:
         raise InputError(f"form: unknown form {name!r}; write one of {', '.join(FORMS)}")
     return FORMS[name]
+
+
+def curve_named(name: str) -> Form:
+    """The form of that name, also where it is one arm's part of a form that arms share."""
+    return SHARED[name] if name in SHARED else form_named(name)
