@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from scipy import linalg, stats
 
 from k3ablate.fits.forms import Array, Form, form_named
-from k3ablate.fits.minimise import grid_starts, huber, minimise, scale
+from k3ablate.fits.minimise import Scaled, grid_starts, minimise, scale
 from k3ablate.fits.solve import Fit, Interval
 
 NUM_DRAWS = 1000
@@ -79,30 +79,32 @@ def seed_noise(cells: Sequence[Hashable], keys: Sequence[Hashable], log_loss_N: 
     return _components(log_loss_N, np.eye(num_cells)[index_N], keys, "seeds")
 
 
-def residual_noise(fits: Mapping[str, Fit], compute: Mapping[str, Array], loss: Mapping[str, Array],
+def residual_noise(fits: Mapping[str, Fit], inputs: Mapping[str, Array], loss: Mapping[str, Array],
                    keys: Sequence[Hashable]) -> Noise:  # fmt: skip
     """Noise from what the curves leave over; `keys` run over the arms in the order of `fits`."""
-    residual_N = np.concatenate([np.log(loss[arm]) - np.log(fits[arm].predict(compute[arm])) for arm in fits])
-    blocks = [jacobian(fits[arm], compute[arm]) for arm in fits]
+    residual_N = np.concatenate([np.log(loss[arm]) - np.log(fits[arm].predict(inputs[arm])) for arm in fits])
+    blocks = [jacobian(fits[arm], inputs[arm]) for arm in fits]
     fixed_NP = linalg.block_diag(*blocks)
     return _components(residual_N, fixed_NP, keys, "residuals")
 
 
-def jacobian(fit: Fit, compute_N: Array) -> Array:
+def jacobian(fit: Fit, inputs: Array) -> Array:
     """Derivative [N, P] of ln L by the scaled parameters at the fit (its column space is all that is used)."""
     form = form_named(fit.form)
-    centre = float(np.log(compute_N).mean())
-    _, jacobian_SNP = form.log_prediction(scaled_values(fit, centre, 0.0), np.log(compute_N)[:, None] - centre)
+    log_NV = form.log_inputs(inputs)
+    centre_V = log_NV.mean(axis=0)
+    _, jacobian_SNP = form.log_prediction(scaled_values(fit, centre_V, 0.0), log_NV - centre_V)
     return np.asarray(jacobian_SNP[0], dtype=np.float64)
 
 
-def scaled_values(fit: Fit, centre: float, log_scale: float) -> Array:
+def scaled_values(fit: Fit, centre_V: Array, log_scale: float) -> Array:
     """The fit's parameters [1, P] as the solver holds them, for data with that centre and loss scale."""
     form = form_named(fit.form)
     exponents = np.array([[fit.values[name] for name in form.exponents]])
+    centre = dict(zip(form.variables, centre_V, strict=True))
     coefficients = [
         fit.values[term.coefficient]
-        * np.exp(-log_scale - (fit.values[term.exponent] * centre if term.exponent else 0.0))
+        * np.exp(-log_scale - (fit.values[term.exponent] * centre[term.variable] if term.exponent else 0.0))
         for term in form.terms
     ]
     return form.scaled(np.array([coefficients]), exponents)
@@ -119,28 +121,31 @@ class Draws:
         """ln of the compute [draws] at which each drawn curve reaches `loss` (one, or one each), or infinity."""
         return form_named(self.form).log_compute_at(self.values, loss)
 
-    def predict(self, compute_N: Array) -> Array:
-        """Loss [draws, N] of each drawn curve."""
-        columns = {name: value_D[:, None] for name, value_D in self.values.items()}
-        parts = [
-            columns[term.coefficient] * (compute_N ** -columns[term.exponent] if term.exponent else 1.0)
-            for term in form_named(self.form).terms
-        ]
-        return np.asarray(sum(parts), dtype=np.float64)
+    def predict(self, inputs: Array) -> Array:
+        """Loss [draws, N] of each drawn curve at inputs [N], or [N, V] of a form of several variables."""
+        return form_named(self.form).predict({name: value_D[:, None] for name, value_D in self.values.items()}, inputs)
 
     def intervals(self) -> dict[str, Interval]:
         """95 percent percentile interval of each parameter."""
         return {name: percentile_interval(value_D) for name, value_D in self.values.items()}
 
 
-def refit(fit: Fit, compute_N: Array, noise_DN: Array) -> Draws:
+def refit(fit: Fit, inputs: Array, noise_DN: Array) -> Draws:
     """The curve of `fit` with other noise on every point, fitted again for each draw, all draws at once."""
+    return refit_losses(fit, inputs, np.log(fit.predict(inputs)) + noise_DN)
+
+
+def refit_losses(fit: Fit, inputs: Array, log_loss_DN: Array, weight_DN: Array | None = None) -> Draws:
+    """The form of `fit`, fitted to other losses ln L at its inputs for each draw; `weight_DN` counts the points."""
     form = form_named(fit.form)
-    data = scale(np.log(compute_N)[:, None], np.log(fit.predict(compute_N)) + noise_DN)
-    starts_DSP = _starts(form, fit, data.y_SN, data.x_NV, data.centre_V, data.log_scale)
+    data = scale(form.log_inputs(inputs), log_loss_DN)
+    unit = np.exp(data.log_scale) if fit.residuals == "plain" else 1.0
+    starts_DSP = _starts(form, fit, data, weight_DN)
     num_draws, num_starts, num_parameters = starts_DSP.shape
     y_SN = np.repeat(data.y_SN, num_starts, axis=0)
-    theta_SP, objective_S = minimise(form, y_SN, data.x_NV, starts_DSP.reshape(-1, num_parameters), fit.delta)
+    weight_SN = None if weight_DN is None else np.repeat(weight_DN, num_starts, axis=0)
+    starts_SP = starts_DSP.reshape(-1, num_parameters)
+    theta_SP, objective_S = minimise(form, y_SN, data.x_NV, starts_SP, fit.delta / unit, weight_SN, fit.residuals)
     best_D = objective_S.reshape(num_draws, num_starts).argmin(axis=1)
     theta_DP = theta_SP.reshape(num_draws, num_starts, num_parameters)[np.arange(num_draws), best_D]
     return Draws(form.name, form.natural(theta_DP, data.centre_V, data.log_scale))
@@ -153,12 +158,12 @@ def percentile_interval(values_D: Array) -> Interval:
     return Interval(float(low), float(high))
 
 
-def lack_of_fit(fit: Fit, compute_N: Array, loss_N: Array, noise: Noise) -> str | None:
+def lack_of_fit(fit: Fit, inputs: Array, loss_N: Array, noise: Noise) -> str | None:
     """A warning where the points lie further from the curve than seeds explain (F test at 1 percent), else None."""
     if noise.source != "seeds" or noise.pooled_sd == 0:
         return None
-    residual_N = np.log(loss_N) - np.log(fit.predict(compute_N))
-    index_N, num_cells = _indexed([float(value) for value in compute_N])
+    residual_N = np.log(loss_N) - np.log(fit.predict(inputs))
+    index_N, num_cells = _indexed([tuple(np.atleast_1d(point)) for point in inputs])
     counts_C = np.bincount(index_N)
     means_C = np.bincount(index_N, weights=residual_N) / counts_C
     degrees = num_cells - len(fit.values)
@@ -193,18 +198,13 @@ def _components(
     return Noise(source, pooled_sd, degrees, own_square, own_degrees, shared / shared_degrees, shared_degrees, weight)
 
 
-def _starts(form: Form, fit: Fit, y_DN: Array, x_NV: Array, centre_V: Array, log_scale: float) -> Array:
+def _starts(form: Form, fit: Fit, data: Scaled, weight_DN: Array | None) -> Array:
     """Starts [D, S, P] of each draw: the fitted curve, and the best points of the exponent grid."""
-    fitted_P = scaled_values(fit, float(centre_V[0]), log_scale)
+    fitted_P = scaled_values(fit, data.centre_V, data.log_scale)
+    num_draws, num_parameters = len(data.y_SN), len(form.parameters)
     if len(form.terms) == 1:  # linear in the scaled parameters, so that there is one minimum
-        return np.broadcast_to(fitted_P, (len(y_DN), 1, len(form.parameters)))
-    grid_DGP = grid_starts(form, scale(x_NV, y_DN))
-    num_draws, num_grid, num_parameters = grid_DGP.shape
-    prediction_SN = form.log_prediction(grid_DGP.reshape(-1, num_parameters), x_NV)[0]
-    residual_DGN = y_DN[:, None] - prediction_SN.reshape(num_draws, num_grid, -1)
-    objective_DG = huber(residual_DGN, fit.delta).sum(axis=-1)
-    chosen_DS = np.argsort(objective_DG, axis=1)[:, : NUM_STARTS_PER_DRAW - 1]
-    best_DSP = np.take_along_axis(grid_DGP, chosen_DS[..., None], axis=1)
+        return np.broadcast_to(fitted_P, (num_draws, 1, num_parameters))
+    best_DSP = grid_starts(form, data, weight_DN, NUM_STARTS_PER_DRAW - 1)
     return np.concatenate([np.broadcast_to(fitted_P, (num_draws, 1, num_parameters)), best_DSP], axis=1)
 
 

@@ -48,7 +48,13 @@ def planted(multiplier: float, form: str = "power_floor") -> tuple[Fit, Fit]:
 @pytest.mark.parametrize(("compute", "ratio"), [(1.0, 1.189), (4.29, 1.160), (10.0, 1.144)])
 def test_published_equal_loss_ratios(compute: float, ratio: float) -> None:
     """Kimi Linear against MLA by the published coefficients, at the compute of Kimi Linear."""
-    shared = {"objective": 0.0, "delta": LEAST_SQUARES, "num_points": 5, "x_range": (1.7, 15.4), "clipped_share": 0.0}
+    shared = {
+        "objective": 0.0,
+        "delta": LEAST_SQUARES,
+        "num_points": 5,
+        "ranges": {"compute": (1.7, 15.4)},
+        "clipped_share": 0.0,
+    }
     honest = {"num_starts": 1, "converged_share": 1.0, "at_bounds": (), "condition_number": 1.0}
     mla = Fit("power", {"A": 2.3092, "a": 0.0536}, **shared, **honest)  # type: ignore[arg-type]
     linear = Fit("power", {"A": 2.2879, "a": 0.0527}, **shared, **honest)  # type: ignore[arg-type]

@@ -8,9 +8,9 @@ import pytest
 from scipy import optimize
 
 from k3ablate.config import InputError
-from k3ablate.fits.forms import FORMS, POWER, POWER_FLOOR, Form, Term, form_named
-from k3ablate.fits.minimise import grid_starts, huber, minimise, scale
-from k3ablate.fits.solve import LEAST_SQUARES, fit
+from k3ablate.fits.forms import CURVES, POWER, POWER_FLOOR, form_named
+from k3ablate.fits.minimise import huber
+from k3ablate.fits.solve import LEAST_ABSOLUTE, LEAST_SQUARES, fit
 
 PUBLISHED = Path(__file__).parents[2] / "analysis" / "published"
 COMPUTE = np.geomspace(1, 100, 7)
@@ -56,12 +56,14 @@ def test_least_squares_equals_the_closed_form() -> None:
     assert fitted.values["A"] == pytest.approx(np.exp(intercept), rel=1e-9)
 
 
-@pytest.mark.parametrize(("form", "delta"), [(form, delta) for form in FORMS for delta in (1e-3, LEAST_SQUARES)])
+@pytest.mark.parametrize(
+    ("form", "delta"), [(form, delta) for form in CURVES for delta in (1e-3, LEAST_SQUARES, LEAST_ABSOLUTE)]
+)
 def test_planted_curves_come_back(form: str, delta: float) -> None:
     loss = form_named(form).predict(PLANTED[form], COMPUTE)
     fitted = fit(COMPUTE, loss, form, delta)
     assert fitted.values == pytest.approx(PLANTED[form], rel=1e-5)
-    assert fitted.objective < 1e-14
+    assert fitted.objective < (1e-14 if delta else 1e-9)
     assert fitted.at_bounds == ()
     assert fitted.compute_at(float(loss[2])) == pytest.approx(COMPUTE[2], rel=1e-6)
     np.testing.assert_allclose(fitted.predict(COMPUTE), loss, rtol=1e-7)
@@ -113,22 +115,6 @@ def test_gradient_equals_finite_differences() -> None:
         np.testing.assert_allclose(gradient[..., index], (above - below) / 2e-6, rtol=1e-7)
 
 
-def test_a_form_of_two_variables_is_one_more_entry() -> None:
-    """Five parameters on a grid of sizes and tokens: only the list of terms is new."""
-    terms = (Term("E"), Term("A", "alpha", "params"), Term("B", "beta", "tokens"))
-    surface = Form("surface", "L = E + A/N^alpha + B/D^beta", terms, min_distinct=6)
-    params, tokens = (axis.ravel() for axis in np.meshgrid(np.geomspace(1e8, 1e10, 5), np.geomspace(1e9, 1e12, 5)))
-    loss = 1.8 + 480 * params**-0.35 + 2100 * tokens**-0.37
-    data = scale(np.log(np.stack([params, tokens], axis=1)), np.log(loss)[None])
-    starts = grid_starts(surface, data)[0]
-    theta, objective = minimise(surface, np.repeat(data.y_SN, len(starts), 0), data.x_NV, starts, 1e-3)
-    best = int(objective.argmin())
-    natural = surface.natural(theta[best : best + 1], data.centre_V, data.log_scale)
-    assert float(natural["alpha"][0]) == pytest.approx(0.35, rel=1e-4)
-    assert float(natural["B"][0]) == pytest.approx(2100, rel=1e-3)
-    assert np.mean(objective < 1e-12) > 0.9
-
-
 def test_two_seeds_per_size_have_one_answer() -> None:
     """Between two seeds the Huber sum is flat; the tie goes to least squares, in any order of points."""
     compute = np.repeat([1.0, 3.0, 10.0], 2)
@@ -168,7 +154,7 @@ def test_no_compute_reaches_a_loss_below_the_floor() -> None:
         ([1, 3, 9], [2.3, float("nan"), 2.0], "power", "loss: point 1 is nan"),
         ([1, float("inf"), 9], [2.3, 2.1, 2.0], "power", "compute: point 1 is inf"),
         ([1, 3], [2.3, 2.1, 2.0], "power", "compute has 2 values and loss 3"),
-        ([1, 3, 9], [2.3, 2.1, 2.0], "cubic", "unknown form 'cubic'; write one of power, power_floor"),
+        ([1, 3, 9], [2.3, 2.1, 2.0], "cubic", "unknown form 'cubic'; write one of power, power_floor, chinchilla"),
     ],
 )
 def test_refusals_teach(compute: list[float], loss: list[float], form: str, message: str) -> None:
@@ -176,7 +162,7 @@ def test_refusals_teach(compute: list[float], loss: list[float], form: str, mess
         fit(compute, loss, form)
 
 
-@pytest.mark.parametrize("delta", [0.0, -1.0, float("nan")])
-def test_a_delta_that_is_not_positive_is_refused(delta: float) -> None:
+@pytest.mark.parametrize("delta", [-1.0, float("nan")])
+def test_a_delta_below_nothing_is_refused(delta: float) -> None:
     with pytest.raises(InputError, match="delta: found"):
         fit([1, 3, 9], [2.3, 2.1, 2.0], "power", delta)
