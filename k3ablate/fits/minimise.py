@@ -30,6 +30,8 @@ LEAST_ABSOLUTE_DELTA = 1e-10  # stands for 0 in the Newton matrix; curves of rea
 NUM_GRID_EXPONENTS = {1: 24, 2: 8, 3: 4}  # by number of exponents, along each
 GRID_RANGE = (0.01, 2.0)
 MAX_ITERATIONS = 400
+SAME_OBJECTIVE = 1e-6  # relative: two starts reached the same minimum
+ROUNDING_SQUARE = 1e-18  # of a sum of squares of ln L
 STEP_TOLERANCE = 1e-11
 # Tried on the Chinchilla points for delta from 1e-10 to infinity: every start ends in 30 to 400 steps. Damping by the
 # majorant's diagonal is twice as quick at delta 1e-3 and above, but does not end at 1e-5.

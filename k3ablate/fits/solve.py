@@ -24,9 +24,11 @@ from numpy.typing import ArrayLike
 
 from k3ablate.config import InputError
 from k3ablate.fits.determined import condition_number, refuse_undetermined
-from k3ablate.fits.forms import Array, Form, form_named
+from k3ablate.fits.forms import Array, Form, curve_named, form_named
 from k3ablate.fits.minimise import (
     LEAST_ABSOLUTE_DELTA,
+    ROUNDING_SQUARE,
+    SAME_OBJECTIVE,
     Residuals,
     Scaled,
     grid_starts,
@@ -40,10 +42,8 @@ DEFAULT_DELTA = 1e-3
 LEAST_SQUARES = float("inf")
 LEAST_ABSOLUTE = 0.0
 NUM_RANDOM_STARTS = 32
-SAME_OBJECTIVE = 1e-6  # relative: two starts reached the same minimum
 ILL_CONDITIONED = 1e4  # of a curve
 ILL_CONDITIONED_SURFACE = 100.0  # of a form of several variables, which `determined` refuses from 1000 on
-ROUNDING_SQUARE = 1e-18  # of a sum of squares of ln L
 ROUNDING = 1e-9  # relative: a point this close to the end of the measured range lies in it
 LARGEST_LOG = 700.0  # of a compute or a ratio of computes: floats end at e^709
 
@@ -88,7 +88,7 @@ class Fit:
 
     def predict(self, inputs: ArrayLike) -> Array:
         """Loss at each input; several variables lie on the last axis."""
-        return form_named(self.form).predict(self.values, np.asarray(inputs, dtype=np.float64))
+        return curve_named(self.form).predict(self.values, np.asarray(inputs, dtype=np.float64))
 
     def beyond(self, point: Sequence[float]) -> float:
         """Largest factor by which a point, one number per variable, lies outside what was measured; 1 inside."""
@@ -100,7 +100,7 @@ class Fit:
     def compute_at(self, loss: float) -> float:
         """Compute at which the curve reaches `loss`; InputError where it never does, or where no number holds it."""
         as_arrays = {name: np.array([value]) for name, value in self.values.items()}
-        (log_compute,) = form_named(self.form).log_compute_at(as_arrays, loss)
+        (log_compute,) = curve_named(self.form).log_compute_at(as_arrays, loss)
         if not np.isfinite(log_compute):
             floor = self.values.get("E", 0.0)
             raise InputError(

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg, stats
 
-from k3ablate.fits.forms import Array, Form, form_named
+from k3ablate.fits.forms import Array, Form, curve_named, form_named
 from k3ablate.fits.minimise import Scaled, grid_starts, minimise, scale
 from k3ablate.fits.solve import Fit, Interval
 
@@ -84,8 +84,12 @@ def residual_noise(fits: Mapping[str, Fit], inputs: Mapping[str, Array], loss: M
     """Noise from what the curves leave over; `keys` run over the arms in the order of `fits`."""
     residual_N = np.concatenate([np.log(loss[arm]) - np.log(fits[arm].predict(inputs[arm])) for arm in fits])
     blocks = [jacobian(fits[arm], inputs[arm]) for arm in fits]
-    fixed_NP = linalg.block_diag(*blocks)
-    return _components(residual_N, fixed_NP, keys, "residuals")
+    return linear_noise(residual_N, linalg.block_diag(*blocks), keys)
+
+
+def linear_noise(residual_N: Array, jacobian_NP: Array, keys: Sequence[Hashable]) -> Noise:
+    """Noise from what curves leave over of ln L, given its derivative by all their free parameters."""
+    return _components(residual_N, jacobian_NP, keys, "residuals")
 
 
 def jacobian(fit: Fit, inputs: Array) -> Array:
@@ -119,11 +123,11 @@ class Draws:
 
     def log_compute_at(self, loss: float | Array) -> Array:
         """ln of the compute [draws] at which each drawn curve reaches `loss` (one, or one each), or infinity."""
-        return form_named(self.form).log_compute_at(self.values, loss)
+        return curve_named(self.form).log_compute_at(self.values, loss)
 
     def predict(self, inputs: Array) -> Array:
         """Loss [draws, N] of each drawn curve at inputs [N], or [N, V] of a form of several variables."""
-        return form_named(self.form).predict({name: value_D[:, None] for name, value_D in self.values.items()}, inputs)
+        return curve_named(self.form).predict({name: value_D[:, None] for name, value_D in self.values.items()}, inputs)
 
     def intervals(self) -> dict[str, Interval]:
         """95 percent percentile interval of each parameter."""
@@ -160,19 +164,25 @@ def percentile_interval(values_D: Array) -> Interval:
 
 def lack_of_fit(fit: Fit, inputs: Array, loss_N: Array, noise: Noise) -> str | None:
     """A warning where the points lie further from the curve than seeds explain (F test at 1 percent), else None."""
+    residual_N = np.log(loss_N) - np.log(fit.predict(inputs))
+    ratio = misfit(residual_N, [tuple(np.atleast_1d(point)) for point in inputs], len(fit.values), noise)
+    return f"sizes lie {ratio:.1f} times further from the {fit.form} curve than seeds explain" if ratio else None
+
+
+def misfit(residual_N: Array, cells: Sequence[Hashable], num_free: int, noise: Noise) -> float | None:
+    """How many times further cells (arm and size) lie from curves than seeds explain; None where seeds do (1 %)."""
     if noise.source != "seeds" or noise.pooled_sd == 0:
         return None
-    residual_N = np.log(loss_N) - np.log(fit.predict(inputs))
-    index_N, num_cells = _indexed([tuple(np.atleast_1d(point)) for point in inputs])
+    index_N, num_cells = _indexed(cells)
     counts_C = np.bincount(index_N)
     means_C = np.bincount(index_N, weights=residual_N) / counts_C
-    degrees = num_cells - len(fit.values)
+    degrees = num_cells - num_free
     if degrees < 1:
         return None
     ratio = float((counts_C * means_C**2).sum()) / degrees / noise.pooled_sd**2
     if stats.f.sf(ratio, degrees, noise.degrees_of_freedom) > LACK_OF_FIT_LEVEL:
         return None
-    return f"sizes lie {np.sqrt(ratio):.1f} times further from the {fit.form} curve than seeds explain"
+    return float(np.sqrt(ratio))
 
 
 def _components(
