@@ -55,6 +55,7 @@ class Part:
 class ComponentEffects:
     """What is known of one component at the target's level; None where the arms do not tell."""
 
+    name: str  # as in the parts: the component, and its level where the table has further ones
     component: str
     level: str
     first_in: Effect | None
@@ -79,6 +80,11 @@ class Missing:
     arm: str
     reason: str
     lost: tuple[str, ...]
+
+    @property
+    def absent(self) -> bool:
+        """Whether the table has no such arm, rather than one that could not be read."""
+        return self.reason == NO_ARM
 
 
 @dataclass(frozen=True)
@@ -108,6 +114,11 @@ class Split:
     missing: tuple[Missing, ...]
     model: ModelCheck | None  # None for a full factorial
     warnings: tuple[str, ...]
+
+    @property
+    def product(self) -> float:
+        """What the parts multiply to; the whole, where there is one."""
+        return math.prod(part.effect.factor for part in self.parts)
 
 
 def attribute(terms: Mapping[str, Array], whole_E: Array, remainder: str | None = None) -> tuple[Part, ...]:
@@ -208,6 +219,7 @@ def _component(
     has_part = method in ("shapley", "pairwise")
     gap_E = None if first_E is None or last_E is None else difference(last_E, first_E)
     return ComponentEffects(
+        name=design.label(name),
         component=change.component,
         level=change.level,
         first_in=None if first_E is None else effect(first_E),

@@ -13,7 +13,7 @@ from k3ablate.config import InputError
 from k3ablate.fits.observations import check_arm
 from k3ablate.fits.split import NOBODY, Coalition, coalitions
 
-Levels = Mapping[str, Mapping[str, str]]  # arm -> component -> level
+Changed = Mapping[str, Mapping[str, str]]  # arm -> component -> level, where it differs from the baseline's
 MAX_CHANGES = 12  # 4,096 arms
 
 
@@ -65,7 +65,7 @@ class Design:
         """The arm of a coalition, or what it would change."""
         if coalition in self.arms:
             return self.arms[coalition]
-        return " + ".join(name for name in self.component_of if name in coalition)
+        return " + ".join(self.label(name) for name in self.component_of if name in coalition)
 
     def label(self, name: str) -> str:
         """How a change is shown: the component, and its level where the table has further ones."""
@@ -77,20 +77,21 @@ class Design:
         return " x ".join(self.label(name) for name in self.component_of if name in term)
 
 
-def design(levels: Levels, baseline: str, target: str | None = None) -> Design:
+def design(changed: Changed, baseline: str, target: str | None = None) -> Design:
     """The changes from `baseline` to `target`; None takes the last arm that changes every component, if there is one.
 
     InputError where there is nothing to split: no components, or a target with the baseline's levels.
     """
-    check_arm(baseline, levels)
-    changed = {arm: _changed(levels[arm], levels[baseline]) for arm in levels}
-    components = [name for name in levels[baseline] if any(name in arm for arm in changed.values())]
+    check_arm(baseline, changed)
+    assert not changed[baseline], "the baseline does not differ from itself"
+    most_first = sorted(changed.values(), key=len, reverse=True)
+    components = list(dict.fromkeys(name for arm in most_first for name in arm))
     if not components:
         raise InputError(
             f"table: no component differs between {baseline} and another arm; name the columns that hold the "
             "components' levels with --component"
         )
-    everything_changed = [arm for arm in levels if len(changed[arm]) == len(components)]
+    everything_changed = [arm for arm in changed if len(changed[arm]) == len(components)]
     if target is None:
         chosen = everything_changed[-1] if everything_changed else None
     else:
@@ -109,15 +110,11 @@ def design(levels: Levels, baseline: str, target: str | None = None) -> Design:
     )
 
 
-def _changed(levels: Mapping[str, str], baseline: Mapping[str, str]) -> dict[str, str]:
-    return {name: level for name, level in levels.items() if level != baseline[name]}
-
-
 def _coalition(changed: Mapping[str, str]) -> Coalition:
     return frozenset(Change(name, level).name for name, level in changed.items())
 
 
-def _checked(target: str, changed: Levels, baseline: str) -> str:
+def _checked(target: str, changed: Changed, baseline: str) -> str:
     check_arm(target, changed, what="target")
     if not changed[target]:
         raise InputError(
@@ -127,22 +124,22 @@ def _checked(target: str, changed: Levels, baseline: str) -> str:
     return target
 
 
-def _last_levels(components: Sequence[str], changed: Levels) -> dict[str, str]:
+def _last_levels(components: Sequence[str], changed: Changed) -> dict[str, str]:
     """The level of every component in the last arm that changes it."""
     return {name: next(arm[name] for arm in reversed(list(changed.values())) if name in arm) for name in components}
 
 
-def _further(components: Sequence[str], changed: Levels, changes: Sequence[Change]) -> tuple[Change, ...]:
+def _further(components: Sequence[str], changed: Changed, changes: Sequence[Change]) -> tuple[Change, ...]:
     found = dict.fromkeys(Change(name, arm[name]) for name in components for arm in changed.values() if name in arm)
     return tuple(change for change in found if change not in changes)
 
 
-def _in_order(changed: Levels, baseline: str, target: str | None) -> list[str]:
+def _in_order(changed: Changed, baseline: str, target: str | None) -> list[str]:
     """Arms with those first that stand for their levels."""
     return [baseline, *([target] if target else []), *(arm for arm in changed if arm not in (baseline, target))]
 
 
-def _arms(changed: Levels, baseline: str, target: str | None) -> dict[Coalition, str]:
+def _arms(changed: Changed, baseline: str, target: str | None) -> dict[Coalition, str]:
     found: dict[Coalition, str] = {}
     for arm in _in_order(changed, baseline, target):
         found.setdefault(_coalition(changed[arm]), arm)
@@ -150,12 +147,12 @@ def _arms(changed: Levels, baseline: str, target: str | None) -> dict[Coalition,
     return found
 
 
-def _repeats(changed: Levels, baseline: str, target: str | None) -> dict[str, str]:
+def _repeats(changed: Changed, baseline: str, target: str | None) -> dict[str, str]:
     first = _arms(changed, baseline, target)
     return {arm: first[_coalition(changed[arm])] for arm in changed if first[_coalition(changed[arm])] != arm}
 
 
-def _other_targets(everything_changed: Sequence[str], changed: Levels, target: str | None) -> tuple[str, ...]:
+def _other_targets(everything_changed: Sequence[str], changed: Changed, target: str | None) -> tuple[str, ...]:
     seen = {_coalition(changed[target])} if target else set()
     found = []
     for arm in everything_changed:

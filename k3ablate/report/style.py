@@ -5,6 +5,7 @@ dash per arm, which stay apart in grey. Number formats keep a value and its inte
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from k3ablate.fits.solve import Interval
@@ -12,6 +13,7 @@ from k3ablate.fits.solve import Interval
 FLOPS_PER_PFLOP_DAY = 8.64e19  # 1e15 FLOP/s for 86400 s
 FIGURE_SIZE = (7.0, 4.8)  # inches
 DOTS_PER_INCH = 160
+MOST_PLACES = 6  # decimals of anything
 SMALL_FACTOR = 0.1  # below it two decimals hold fewer than two digits
 
 # The baseline is always black; bright yellow is left out, it vanishes on white.
@@ -57,3 +59,23 @@ def factor_range(interval: Interval) -> str:
 def loss_text(value: float) -> str:
     """A loss in nats per token, four decimals: below the noise of any seed."""
     return f"{value:.4f}"
+
+
+def signed_decimals(values: Sequence[float], total: float, places: int) -> list[str]:
+    """Decimals of `values` that add up to that of `total`: those with the largest remainders are rounded up."""
+    if not all(math.isfinite(value) for value in (*values, total)):
+        return [f"{value:+.{places}f}" for value in values]
+    scaled = [value * 10**places for value in values]
+    units = [math.floor(value) for value in scaled]
+    left = round(total * 10**places) - sum(units)
+    by_remainder = sorted(range(len(values)), key=lambda index: units[index] - scaled[index])
+    for index in by_remainder[: max(left, 0)]:
+        units[index] += 1
+    return [f"{unit / 10**places:+.{places}f}" for unit in units]
+
+
+def places_of(half_width: float, fewest: int, most: int = MOST_PLACES) -> int:
+    """Decimals that show two digits of the half-width of an interval; `fewest` where there is no such number."""
+    if not 0 < half_width < math.inf:
+        return fewest
+    return min(max(fewest, 1 - math.floor(math.log10(half_width))), most)

@@ -17,13 +17,9 @@ COMPONENTS = ("attention", "residual", "balancing")
 GAINS = {"attention": 0.4, "residual": 0.2, "balancing": 0.1}
 
 
-def levels_of(*changed: str) -> dict[str, str]:
-    return {name: "k3" if name in changed else "k2" for name in COMPONENTS}
-
-
 def table(*arms: tuple[str, ...]) -> dict[str, dict[str, str]]:
-    named = {"+".join(changed) or "k2": levels_of(*changed) for changed in arms}
-    return named | {"a/a": levels_of()}
+    """Arm -> component -> level, where it differs from the baseline's; the A/A arm last."""
+    return {"+".join(changed) or "k2": dict.fromkeys(changed, "k3") for changed in arms} | {"a/a": {}}
 
 
 SINGLES = [(name,) for name in COMPONENTS]
@@ -44,8 +40,8 @@ def gains(planned: Design, interaction: float = -0.1, num_draws: int = 20) -> di
     return values
 
 
-def split_of(levels: Mapping[str, Mapping[str, str]], without: tuple[str, ...] = (), **options: float) -> Split:
-    planned = design(levels, "k2")
+def split_of(changed: Mapping[str, Mapping[str, str]], without: tuple[str, ...] = (), **options: float) -> Split:
+    planned = design(changed, "k2")
     values = {c: value for c, value in gains(planned).items() if planned.arms[c] not in without}
     return split(planned, values, dict.fromkeys(without, "no run of this arm finished"), **options)
 
@@ -102,7 +98,7 @@ def test_one_at_a_time_gives_first_in_and_one_remainder() -> None:
     assert found.model is not None
     assert found.model.not_told == (("attention x residual", "attention x balancing", "residual x balancing"),)
     assert {(gone.arm, gone.reason) for gone in found.missing} == {
-        (f"{first}=k3 + {second}=k3", NO_ARM) for first, second in itertools.combinations(COMPONENTS, 2)
+        (f"{first} + {second}", NO_ARM) for first, second in itertools.combinations(COMPONENTS, 2)
     }
 
 
@@ -187,19 +183,20 @@ def test_shares_of_a_total_that_may_be_nothing_are_not_given() -> None:
 
 
 def test_further_levels_are_other_targets_and_enter_the_model() -> None:
-    levels = {
-        f"{attention} {residual}": {"attention": attention, "residual": residual}
+    changed = {
+        f"{attention} {residual}": ({} if attention == "mla" else {"attention": attention})
+        | ({} if residual == "none" else {"residual": residual})
         for attention in ("mla", "kda")
         for residual in ("none", "block", "full")
     }
-    planned = design(levels, "mla none")
+    planned = design(changed, "mla none")
     assert (planned.target, planned.other_targets) == ("kda full", ("kda block",))
     assert planned.names == ("attention=kda", "residual=full")
     assert [planned.label(name) for name in planned.names] == ["attention", "residual=full"]
     assert planned.missing(planned.arms) == ()
-    block = design(levels, "mla none", "kda block")
+    block = design(changed, "mla none", "kda block")
     assert block.names == ("attention=kda", "residual=block")
-    one = design(levels, "mla none", "mla full")
+    one = design(changed, "mla none", "mla full")
     assert one.names == ("residual=full",)
     found = split(one, gains(one), {})
     assert (found.method, logs(found)) == ("shapley", {"residual=full": pytest.approx(0.2)})
@@ -221,6 +218,5 @@ def test_a_table_without_components_is_refused_with_the_option() -> None:
 
 def test_too_many_components_are_refused() -> None:
     names = [f"c{index}" for index in range(13)]
-    levels = {"base": dict.fromkeys(names, "0"), "all": dict.fromkeys(names, "1")}
     with pytest.raises(InputError, match="13 components make 8,192 coalitions"):
-        design(levels, "base")
+        design({"base": {}, "all": dict.fromkeys(names, "1")}, "base")
