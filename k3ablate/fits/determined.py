@@ -47,7 +47,8 @@ def refuse_undetermined(form: Form, x_NV: Array) -> list[str]:
     if distinct < form.min_distinct:
         raise InputError(
             f"{form.name}: undetermined: {distinct} different {inputs} values for {num_free} free parameters "
-            f"(seeds do not help); add sizes until there are {form.min_distinct}, or ask for the form power"
+            f"(seeds do not help); add sizes until there are {form.min_distinct}"
+            + (", or ask for the form power" if len(form.variables) == 1 else "")
         )
     if distinct == num_free:
         return [f"{distinct} different {inputs} values determine {form.name} exactly: nothing checks its shape"]
