@@ -24,7 +24,8 @@ from numpy.typing import ArrayLike
 
 from k3ablate.config import InputError
 from k3ablate.fits.determined import condition_number, refuse_undetermined
-from k3ablate.fits.forms import Array, Form, curve_named, form_named
+from k3ablate.fits.floors import refuse_undetermined_floor
+from k3ablate.fits.forms import POWER_FLOOR, Array, Form, curve_named, form_named
 from k3ablate.fits.minimise import (
     LEAST_ABSOLUTE_DELTA,
     ROUNDING_SQUARE,
@@ -132,6 +133,8 @@ def fit(
         raise InputError(f"delta: found {delta}; write a positive number, inf for least squares, or 0 for least "
                          "absolute deviations")  # fmt: skip
     warnings = refuse_undetermined(surface, x_NV)
+    if surface is POWER_FLOOR:
+        refuse_undetermined_floor(x_NV[:, 0], loss_N)
     data = scale(np.log(x_NV), np.log(loss_N)[None])
     starts_GP = _starts(surface, data, generator)
     # plain residuals are those of the scaled loss: delta in its unit, the objective in its square
