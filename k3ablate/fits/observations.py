@@ -1,13 +1,16 @@
 """Which rows of a table of records may be compared, and which are left out, and why?
 
-Takes the columns of `records.COLUMNS` or anybody's CSV with at least `arm size seed loss flops`; `status`, `reason`,
-`digest`, `corpus` and `validation` are used where they are there. Other text columns that are constant within every arm
-are taken as components' levels. Nothing is fitted here, and no row is dropped without an entry in `excluded`.
+Takes the columns of `records.COLUMNS` or anybody's table that `columns.canonical` has read; `status`, `reason` and
+`digest` are used where they are there, and so are columns of which a table may hold one value only: `corpus`,
+`validation`, `metric` and units. Other text columns that are constant within every arm are taken as components' levels.
+Nothing is fitted here, and no row is dropped without an entry in `excluded`.
 """
 
 import difflib
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import pandas
@@ -16,8 +19,9 @@ from k3ablate.config import InputError
 from k3ablate.fits.multiplier import Point
 from k3ablate.records import COLUMNS, Status
 
-REQUIRED = ("arm", "size", "seed", "loss", "flops")
-SINGLE_VALUED = ("corpus", "validation")
+LABELS = ("arm", "size", "seed")
+# Losses that differ in one of these do not compare.
+SINGLE_VALUED = re.compile(r"corpus|validation|metric|flops_convention|(.*_)?units?(_.*)?", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -43,23 +47,44 @@ class Observations:
     levels: Mapping[str, Mapping[str, str]]  # arm -> component -> level
 
 
+@dataclass(frozen=True)
+class Usable:
+    """The finished rows of a table, with text arms and sizes; every arm of it; and the rows that are in no fit."""
+
+    finished: pandas.DataFrame
+    arms: tuple[str, ...]
+    excluded: tuple[Excluded, ...]
+    levels: Mapping[str, Mapping[str, str]]  # arm -> component -> level
+
+
 def observations(table: pandas.DataFrame) -> Observations:
-    """The usable rows; InputError for a table whose losses cannot be compared (statistics.md, section 6)."""
-    missing = [column for column in REQUIRED if column not in table]
+    """Points of loss against compute; InputError for a table whose losses cannot be compared."""
+    found = usable(table, ("loss", "flops"))
+    rows = found.finished
+    points = {arm: _points(rows[rows["arm"] == arm]) for arm in found.arms}
+    return Observations(points, found.excluded, found.levels)
+
+
+def usable(table: pandas.DataFrame, numbers: Sequence[str], names: Mapping[str, str] = MappingProxyType({})) -> Usable:
+    """The rows that may be fitted, whose `numbers` are all positive and finite (statistics.md, section 6).
+
+    InputError for a table whose losses cannot be compared; it calls a column as `names` does, where that has it.
+    """
+    missing = [names.get(column, column) for column in (*LABELS, *numbers) if column not in table]
     if missing:
         raise InputError(f"table: no column {', '.join(missing)}; it has {', '.join(map(str, table.columns))}")
     if table.empty:
         raise InputError("table: no rows; run the experiment first, or collect it from where it ran")
     _refuse_missing_labels(table)
-    names = table[["arm", "size"]].astype(str)
-    rows = table.assign(arm=names["arm"], size=names["size"], seed=table["seed"].astype(int), status=_statuses(table))
+    labels = table[["arm", "size"]].astype(str)
+    rows = table.assign(arm=labels["arm"], size=labels["size"], seed=table["seed"].astype(int), status=_statuses(table))
     _refuse_duplicates(rows)
     _refuse_mixtures(rows)
     finished = rows[rows["status"] == Status.FINISHED]
+    _refuse_unusable_numbers(finished, {column: names.get(column, column) for column in numbers})
     excluded = tuple(_excluded(row) for _, row in rows[rows["status"] != Status.FINISHED].iterrows())
-    _refuse_unusable_numbers(finished)
-    points = {arm: _points(finished[finished["arm"] == arm]) for arm in dict.fromkeys(rows["arm"])}
-    return Observations(points, excluded, _levels(rows))
+    numeric = finished.assign(**{column: finished[column].astype(np.float64) for column in numbers})
+    return Usable(numeric, tuple(dict.fromkeys(rows["arm"])), excluded, _levels(rows))
 
 
 def check_arm(name: str, known: Mapping[str, object], what: str = "baseline") -> None:
@@ -112,25 +137,28 @@ def _refuse_duplicates(rows: pandas.DataFrame) -> None:
 
 
 def _refuse_mixtures(rows: pandas.DataFrame) -> None:
-    for column in SINGLE_VALUED:
-        values = sorted(map(str, rows[column].dropna().unique())) if column in rows else []
+    for column in rows:
+        if not SINGLE_VALUED.fullmatch(str(column)):
+            continue
+        values = sorted(map(str, rows[column].dropna().unique()))
         if len(values) > 1:
             raise InputError(
-                f"table: {len(values)} values of {column} ({', '.join(values)}); losses on different text do not "
-                f"compare: keep the rows of one {column}"
+                f"table: {len(values)} values of {column} ({', '.join(values)}); losses of more than one {column} do "
+                f"not compare: keep the rows of one (--where {column}={values[0]})"
             )
 
 
-def _refuse_unusable_numbers(finished: pandas.DataFrame) -> None:
+def _refuse_unusable_numbers(finished: pandas.DataFrame, columns: Mapping[str, str]) -> None:
     """Finished runs have a positive, finite loss and compute; anything else is an error in the table."""
-    for column in ("loss", "flops"):
+    for column, name in columns.items():
         numbers = pandas.to_numeric(finished[column], errors="coerce").to_numpy(dtype=np.float64)
         bad = np.flatnonzero(~(np.isfinite(numbers) & (numbers > 0)))
         if len(bad):
             row = finished.iloc[int(bad[0])]
             raise InputError(
-                f"table: {row['arm']} {row['size']} seed {row['seed']}: finished with {column} {row[column]}; "
-                f"a positive, finite {column} is needed, or a status that says why there is none"
+                f"table: row {finished.index[int(bad[0])]}: {row['arm']} {row['size']} seed {row['seed']}: finished "
+                f"with {name} {row[column]}; a positive, finite {name} is needed, or a column status that says why "
+                "there is none (diverged, failed, out_of_time); --where keeps other rows"
             )
 
 

@@ -7,7 +7,7 @@ import pandas
 import pytest
 
 from k3ablate.config import InputError
-from k3ablate.fits.observations import check_arm, observations
+from k3ablate.fits.observations import check_arm, observations, usable
 
 Tables = Callable[..., pandas.DataFrame]
 
@@ -62,7 +62,7 @@ def test_free_text_columns_are_not_components(planted_table: Tables) -> None:
             r"digest k2-0-0 stands 2 times \(k2 s0 seed 0 and k2 s0 seed 1\); keep one row per run",
         ),
         ("seed", 1, 0, r"arm k2, size s0, seed 0 stands more than once"),
-        ("corpus", 5, "other", r"2 values of corpus \(c0ffee, other\); losses on different text do not compare"),
+        ("corpus", 5, "other", r"2 values of corpus \(c0ffee, other\); losses of more than one corpus do not compare"),
         ("validation", 5, "ood", r"2 values of validation \(ood, validation\)"),
         ("status", 2, "crashed", r"row 2: status 'crashed'; write one of diverged, failed, finished, out_of_time"),
         ("arm", 4, None, r"row 4: no arm"),
@@ -74,6 +74,30 @@ def test_refused_tables(planted_table: Tables, column: str, row: int, value: obj
     table.loc[row, column] = value  # type: ignore[call-overload]
     with pytest.raises(InputError, match=message):
         observations(table)
+
+
+@pytest.mark.parametrize("column", ["metric", "unit", "loss_unit", "units_of_flops", "flops_convention"])
+def test_columns_that_hold_one_value_or_do_not_compare(planted_table: Tables, column: str) -> None:
+    table = planted_table()
+    assert observations(table.assign(**{column: "one"})).excluded == ()
+    table[column] = ["one"] * (len(table) - 1) + ["other"]
+    message = rf"2 values of {column} \(one, other\).*keep the rows of one \(--where {column}=one\)"
+    with pytest.raises(InputError, match=message):
+        observations(table)
+
+
+def test_numbers_of_any_form_are_checked_under_the_tables_own_names(planted_table: Tables) -> None:
+    table = planted_table()
+    found = usable(table, ("loss", "active_params", "tokens"))
+    assert found.finished["tokens"].dtype == np.float64
+    assert found.arms == ("k2", "k3", "kda", "again")
+    table["tokens"] = table["tokens"].astype(float)
+    table.loc[9, "tokens"] = np.nan
+    with pytest.raises(InputError, match=r"row 9: .* finished with D nan; a positive, finite D is needed.*--where"):
+        usable(table, ("loss", "tokens"), {"tokens": "D"})
+    with pytest.raises(InputError, match="no column N, D; it has"):
+        usable(table.drop(columns=["tokens", "active_params"]), ("active_params", "tokens"),
+               {"tokens": "D", "active_params": "N"})  # fmt: skip
 
 
 def test_missing_columns_and_rows_are_refused(planted_table: Tables) -> None:
