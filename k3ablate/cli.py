@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 3
 DEMO = "demo"
-DEFAULT_CONTEXT = 4096
 
 app = App(
     name="k3ablate",
@@ -35,7 +34,9 @@ app.command(data_app)
 
 Json = Annotated[bool, Parameter(name="--json", negative="", help="The same numbers at full precision, as JSON.")]
 Form = Annotated[str | None, Parameter(help="Curve that multipliers are read from: power or power_floor.")]
-Ranks = Annotated[int | None, Parameter(help="Ranks that share out the experts of a layer, evenly routed.")]
+Context = Annotated[int | None, Parameter(help="Tokens a token may see; default: 4096, or the run's own.")]
+OfRun = Annotated[str | None, Parameter(name="--run", help="Digest or folder of a run whose model is counted.")]
+Ranks = Annotated[int | None, Parameter(help="Ranks that share out the experts of a layer.")]
 Workers = Annotated[int | None, Parameter(help="Worker processes, one run each at a time; default: one per core.")]
 
 
@@ -99,15 +100,29 @@ def report(experiment: str, *, form: Form = None, json: Json = False) -> int:
 
 
 @app.command
-def count(model: str, *, context: int = DEFAULT_CONTEXT, ranks: Ranks = None, json: Json = False) -> int:
+def count(
+    model: str | None = None,
+    *,
+    of_run: OfRun = None,
+    context: Context = None,
+    ranks: Ranks = None,
+    json: Json = False,
+) -> int:
     """Parameters by group and convention, FLOPs per token, links and, with --ranks, expert-parallel traffic of MODEL.
 
-    MODEL is a recipe file, its name, kimi-k2 or kimi-k3.
+    MODEL is a recipe file, its name, kimi-k2 or kimi-k3; with --run instead, it is the model of that run, and --ranks
+    also reads how the run's tokens were routed.
     """
-    from k3ablate import verbs
+    from k3ablate import counting
+    from k3ablate.config import InputError
 
+    tokens = None if context is None else _at_least_one(context, "--context")
     num_ranks = None if ranks is None else _at_least_one(ranks, "--ranks")
-    return _show(verbs.count_model(model, _at_least_one(context, "--context"), num_ranks), json)
+    if model is not None and of_run is None:
+        return _show(counting.count_model(model, tokens, num_ranks), json)
+    if of_run is not None and model is None:
+        return _show(counting.count_run(of_run, _root(), tokens, num_ranks), json)
+    raise InputError("count: write either MODEL or --run RUN")
 
 
 @data_app.command

@@ -13,7 +13,7 @@ from k3ablate.answers import number, table
 if TYPE_CHECKING:
     from k3ablate.model.conventions import Outside, Reading
     from k3ablate.model.links import LinkCounts
-    from k3ablate.model.traffic import Traffic
+    from k3ablate.model.traffic import RunTraffic, Traffic
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Counted:
     conventions: Sequence["Reading"]
     flops: Mapping[str, float]  # by structure
     link_table: Sequence["LinkCounts"]  # empty without blocks
-    traffic: "Traffic | None"
+    traffic: "Traffic | None"  # every expert as popular as every other
+    run_traffic: "RunTraffic | None"  # as the tokens of a run were routed
 
     def text(self) -> str:
         """One table after the other, to the last parameter."""
@@ -77,15 +78,28 @@ class Counted:
     def _traffic(self) -> str:
         if self.traffic is None:
             return ""
-        found = self.traffic
-        rows = [("full", found.full_width, f"{found.full_width_bytes:,.0f}")]
-        if found.routed_width != found.full_width:
-            rows.append(("latent", found.routed_width, f"{found.routed_width_bytes:,.0f}"))
+        even, run = self.traffic, self.run_traffic
+        found = {"even": even}
+        if run is not None:
+            found |= {f"run, layer {entry.layer}": entry.traffic for entry in run.layers}
+        widths = [f"bytes per token at {even.full_width:,} (full)"]
+        if even.routed_width != even.full_width:
+            widths.append(f"at {even.routed_width:,} (latent)")
+        headers = ["routing", "pairs that leave", "busiest rank", *widths]
         return "\n".join([
-            f"expert-parallel traffic of a layer on {found.num_ranks} ranks, evenly routed",
-            f"token-expert pairs that leave their rank {found.leaving_share:.2%}",
-            f"busiest rank {found.worst_load:.3f} of the mean",
+            f"expert-parallel traffic of a layer on {even.num_ranks} ranks, dispatch and combine together, "
+            f"{even.bytes_per_number} bytes per number",
             "",
-            table(rows, ["width", "channels", "bytes per token"], right=(1, 2)),
-            f"dispatch and combine together, {found.bytes_per_number} bytes per number",
+            table([_traffic_row(*item, len(widths)) for item in found.items()], headers, right=range(1, len(headers))),
+            "",
+            "a pair is a token at one of its experts; busiest rank: its pairs over the mean; tokens lie on ranks by",
+            "chance, so that the same share of pairs leaves whichever experts are popular",
+            *([] if run is None else [
+                f"run {run.run}: as it routed {run.num_tokens:,} tokens of {run.validation} after its last step",
+            ]),
         ])  # fmt: skip
+
+
+def _traffic_row(routing: str, found: "Traffic", num_widths: int) -> list[str]:
+    sent = [f"{size:,.0f}" for size in (found.full_width_bytes, found.routed_width_bytes)]
+    return [routing, f"{found.leaving_share:.2%}", f"{found.worst_load:.3f}", *sent[:num_widths]]

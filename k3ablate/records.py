@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 import pandas
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, NonNegativeInt, ValidationError, model_validator
 
 from k3ablate.config import Closed, Config, InputError
 from k3ablate.storage import write_atomic
@@ -38,6 +38,7 @@ class Status(StrEnum):
 # What a run leaves in its folder; the record last, which settles it.
 RECORD_FILE = "record.json"
 METRICS_FILE = "metrics.jsonl"
+ROUTING_FILE = "routing.json"
 CHECKPOINTS_FOLDER = "checkpoints"
 SETTLED = frozenset({Status.FINISHED, Status.DIVERGED})  # never trained again
 
@@ -50,10 +51,26 @@ class Evaluation(Config):
     num_tokens: int = Field(gt=0)
 
 
-class RunRecord(Closed):
-    """Everything a run reports. FLOPs are training FLOPs of the whole run (statistics.md, section 8)."""
+class OfRun(Closed):
+    """What lies in the folder of a run and says whose it is."""
 
     digest: str
+
+
+OfRunType = TypeVar("OfRunType", bound=OfRun)
+
+
+class RoutedPairs(OfRun):
+    """How popular each expert is: pairs of token and chosen expert, counted while a trained model was evaluated."""
+
+    validation: str  # the set that was read
+    num_tokens: int = Field(gt=0)
+    pairs: list[list[NonNegativeInt]]  # by routed layer, first to last, and by expert
+
+
+class RunRecord(OfRun):
+    """Everything a run reports. FLOPs are training FLOPs of the whole run (statistics.md, section 8)."""
+
     status: Status
     reason: str = ""
     evaluations: dict[str, Evaluation] = Field(default_factory=dict)
@@ -85,24 +102,22 @@ class RunRecord(Closed):
 
 def read_record(folder: Path, digest: str) -> RunRecord | None:
     """The record of run `digest` in its folder, or None; a file that is damaged or of another run is an InputError."""
-    path = folder / RECORD_FILE
-    try:
-        content = path.read_bytes()
-    except FileNotFoundError:
-        return None
-    try:
-        record = RunRecord.model_validate_json(content)
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]["msg"]
-        raise InputError(f"{path}: not a run record ({problem}); delete it to run again") from None
-    if record.digest != digest:
-        raise InputError(f"{path}: holds the record of run {record.digest}, this is run {digest}; delete it")
-    return record
+    return _read(folder / RECORD_FILE, RunRecord, digest, "record", "delete it to run again")
 
 
 def write_record(record: RunRecord, folder: Path) -> None:
     """Settle a run."""
     write_atomic(folder / RECORD_FILE, record.model_dump_json(indent=1) + "\n")
+
+
+def read_routing(folder: Path, digest: str) -> RoutedPairs | None:
+    """The counts that run `digest` left in its folder, or None; InputError as for the record."""
+    return _read(folder / ROUTING_FILE, RoutedPairs, digest, "routing", "delete this folder to run again")
+
+
+def write_routing(routing: RoutedPairs, folder: Path) -> None:
+    """Keep the counts of a run; before its record, which settles it."""
+    write_atomic(folder / ROUTING_FILE, routing.model_dump_json() + "\n")
 
 
 @dataclass(frozen=True)
@@ -143,6 +158,21 @@ def read_table(path: Path) -> pandas.DataFrame:
     if not path.exists():
         raise InputError(f"{path}: no such table; `k3ablate collect EXPERIMENT` writes one")
     return pandas.read_csv(path) if path.suffix == ".csv" else pandas.read_parquet(path)
+
+
+def _read(path: Path, kind: type[OfRunType], digest: str, noun: str, remedy: str) -> OfRunType | None:
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        found = kind.model_validate_json(content)
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]["msg"]
+        raise InputError(f"{path}: not the {noun} of a run ({problem}); {remedy}") from None
+    if found.digest != digest:
+        raise InputError(f"{path}: holds the {noun} of run {found.digest}, this is run {digest}; delete it")
+    return found
 
 
 def _row(label: Label, record: RunRecord) -> dict[str, object]:

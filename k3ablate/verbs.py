@@ -2,7 +2,7 @@
 
 Each takes the name or path of an experiment and the folder of runs, and does only what is missing there; what they
 return is in `answers`. Nothing here prints; `run` reports its progress to a `Reporter`. Records become tables and
-figures in `publishing`.
+figures in `publishing`, models are counted in `counting`.
 """
 
 from collections import Counter
@@ -21,21 +21,13 @@ from k3ablate.answers import (
     Standings,
 )
 from k3ablate.config import InputError, located, parse, read_yaml
-from k3ablate.counted import Counted
 from k3ablate.experiment import Experiment, arm_differences, load
 from k3ablate.jobs import folders, local
 from k3ablate.jobs.folders import SETTLED_STATES, State, corpora_folder
 from k3ablate.jobs.progress import Reporter
 from k3ablate.kernels.warm_up import warm_up
-from k3ablate.model.census import checked
-from k3ablate.model.conventions import Published, outside, readings
-from k3ablate.model.decoder import ModelConfig
-from k3ablate.model.links import LinkCounts, link_table
-from k3ablate.model.moe import RoutedConfig
-from k3ablate.model.residual import BlockAttnRes
-from k3ablate.model.traffic import Traffic, even_routing, traffic
 from k3ablate.plan import Plan, PlanRow, data_recipes, expand
-from k3ablate.recipes import experiment_path, published_path, recipe_path
+from k3ablate.recipes import experiment_path, recipe_path
 from k3ablate.records import RunRecord, Status
 from k3ablate.storage import require_writable
 from k3ablate.training.corpus import Corpus, build, known
@@ -116,31 +108,6 @@ def status(name: str, root: Path) -> Standings:
         state = states.get(row.label.digest, State.WAITING)
         counts.setdefault(row.label.arm, {}).setdefault(row.label.size, Counter())[str(state)] += 1
     return Standings(experiment.name, counts, _problems(rows, folders.records(root, states)))
-
-
-def count_model(name: str, context: int, num_ranks: int | None = None) -> Counted:
-    """Parameters, FLOPs per token, links and, on `num_ranks`, traffic of a model recipe, given by name or path.
-
-    Counted in closed form and on the built modules, AssertionError where they differ. What is published of a model is
-    found by its name; a path has none.
-    """
-    config, published = _model_recipe(name)
-    counts, found = checked(config, context)
-    beside = outside(config, found, published)
-    return Counted(
-        model=name,
-        context=context,
-        total_params=counts.total_params,
-        active_params=counts.active_params,
-        flops_per_token=counts.flops_per_token,
-        links=counts.links,
-        groups=counts.groups,
-        outside=beside,
-        conventions=readings(found, beside, published),
-        flops=counts.flops,
-        link_table=_link_table(config),
-        traffic=None if num_ranks is None else _even_traffic(name, config, num_ranks),
-    )
 
 
 def build_corpus(name: str, root: Path, say: Say) -> CorpusAnswer:
@@ -236,28 +203,6 @@ def _prepare_tracking(root: Path) -> None:
     from k3ablate import tracking
 
     tracking.prepare(tracking.tracking_uri(root))
-
-
-def _model_recipe(name: str) -> tuple[ModelConfig, Published | None]:
-    is_path = name.endswith((".yaml", ".yml"))
-    path = Path(name) if is_path else recipe_path("model", name)
-    config = parse(ModelConfig, read_yaml(path), source=str(path))
-    facts = None if is_path else published_path(name)
-    return config, None if facts is None else parse(Published, read_yaml(facts), source=str(facts))
-
-
-def _link_table(config: ModelConfig) -> list[LinkCounts]:
-    """With the model's own blocks; without blocks there is nothing to compare."""
-    if not isinstance(config.residual, BlockAttnRes):
-        return []
-    return link_table(config.num_layers, config.residual.layers_per_block(config.num_layers))
-
-
-def _even_traffic(name: str, config: ModelConfig, num_ranks: int) -> Traffic:
-    feed_forward = config.feed_forward.main
-    if not isinstance(feed_forward, RoutedConfig):
-        raise InputError(f"--ranks {num_ranks}: {name} has no routed experts to share out; leave --ranks away")
-    return traffic(feed_forward, config.width, even_routing(feed_forward.num_experts, num_ranks))
 
 
 def _data_recipe(name: str) -> DataRecipe:

@@ -17,7 +17,7 @@ from k3ablate import cli, publishing, verbs
 from k3ablate.answers import Problem, Ran
 from k3ablate.jobs import local
 from k3ablate.jobs.folders import RunFolder, prepare
-from k3ablate.records import Evaluation, RunRecord, Status
+from k3ablate.records import Evaluation, RoutedPairs, RunRecord, Status, write_routing
 
 DENSE = """
 vocabulary_size: 32
@@ -226,6 +226,9 @@ def test_a_disk_that_refuses_is_one_message(
             "ranks 5: 896 experts do not lie on them in equal shares; write one of 1,",
         ),
         (["count", "dense.yaml", "--ranks", "2"], "--ranks 2: dense.yaml has no routed experts"),
+        (["count"], "count: write either MODEL or --run RUN"),
+        (["count", "kimi-k3", "--run", "0123"], "count: write either MODEL or --run RUN"),
+        (["count", "--run", "0123"], "0123: no run, neither below"),
         (["data", "info", "nonesuch"], "recipes/data/nonesuch.yaml"),
         (["collect", "tiny.yaml"], "k3ablate run tiny.yaml"),
     ],
@@ -337,7 +340,7 @@ def test_a_count_is_exact(k3ablate: Callable[..., Result]) -> None:
     assert round(answer["active_params"] / 1e9, 4) == 104.1896  # architecture specification, section 3
     assert sum(answer["flops"].values()) == answer["flops_per_token"]
     assert (answer["links"], answer["link_table"][1]["block_with_output"]) == (1_003, 1_003)
-    assert answer["traffic"] is None
+    assert (answer["traffic"], answer["run_traffic"]) == (None, None)
     assert f"{answer['total_params']:,}" in k3ablate("count", "kimi-k3").out
 
 
@@ -396,6 +399,50 @@ def fake_records(root: Path) -> list[RunFolder]:
         )
         found.append(folder)
     return found
+
+
+@pytest.mark.slow
+def test_a_run_is_counted_with_the_routing_that_it_left(k3ablate: Callable[..., Result], place: Path) -> None:
+    """Three routed layers of 96 experts on two ranks: all pairs on one, three quarters, and half."""
+    folder, _ = fake_records(place / "runs")
+    pairs = [[2] * 48 + [0] * 48, [1] * 48 + [3] * 48, [7] * 96]
+    write_routing(RoutedPairs(digest=folder.digest, validation="validation", num_tokens=48, pairs=pairs), folder.path)
+    answer = json.loads(k3ablate("count", "--run", folder.digest, "--ranks", "2", "--json").out)
+    record = folder.record()
+    assert record is not None
+    assert (answer["total_params"], answer["active_params"]) == (record.total_params, record.active_params)
+    assert answer["flops_per_token"] * 3 * record.tokens == record.flops  # at the run's own context
+    run = answer["run_traffic"]
+    assert (run["run"], run["validation"], run["num_tokens"]) == (folder.digest, "validation", 48)
+    assert [layer["layer"] for layer in run["layers"]] == [1, 2, 3]
+    traffics = [layer["traffic"] for layer in run["layers"]]
+    assert [traffic["worst_load"] for traffic in traffics] == [2.0, 1.5, 1.0]
+    assert {traffic["leaving_share"] for traffic in traffics} == {0.5}
+    assert {traffic["full_width_bytes"] for traffic in traffics} == {2 * 2 * 0.5 * 32 * 2}
+    assert traffics[2] == answer["traffic"]
+    text = k3ablate("count", "--run", str(folder.path), "--ranks", "2").out
+    rows = [line.split() for line in text.splitlines() if line.startswith(("even", "run, layer"))]
+    assert [row[-3:] for row in rows] == [["50.00%", load, "128"] for load in ("1.000", "2.000", "1.500", "1.000")]
+    assert f"run {folder.digest}: as it routed 48 tokens of validation" in text
+
+
+@pytest.mark.slow
+def test_a_run_without_counts_of_its_routing(k3ablate: Callable[..., Result], place: Path) -> None:
+    folder, _ = fake_records(place / "runs")
+    arguments = ("count", "--run", folder.digest, "--ranks", "2")
+    assert_refused(k3ablate(*arguments), "no routing.json", "finished before counts were kept; delete the folder")
+    folder.forget_failure()
+    assert_refused(k3ablate(*arguments), "no routing.json", "this run is waiting; name one that has finished")
+    assert json.loads(k3ablate(*arguments[:-2], "--json").out)["traffic"] is None  # all but traffic needs no counts
+
+
+@pytest.mark.slow
+def test_a_run_whose_specification_is_damaged_is_named(k3ablate: Callable[..., Result], place: Path) -> None:
+    folder, other = fake_records(place / "runs")
+    (folder.path / "spec.json").write_text('{"model": ')
+    assert_refused(k3ablate("count", "--run", folder.digest), f"{folder.digest}/spec.json: not valid YAML")
+    (other.path / "spec.json").write_text('{"model": {}, "seeds": 0}')
+    assert_refused(k3ablate("count", "--run", other.digest), f"{other.digest}/spec.json: seeds")
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@
 releases when its process dies, so no state has to be cleaned up after a crash. Nothing here trains or starts processes
 (`local`), and nothing here imports torch, so that a worker can set its threads before torch is loaded.
 
-    <root>/<digest>/   spec.json record.json metrics.jsonl checkpoints/ log.txt failure.txt lock
+    <root>/<digest>/   spec.json record.json metrics.jsonl routing.json checkpoints/ log.txt failure.txt lock
     <root>/corpora/  <root>/mlflow.db  <root>/results/<experiment>/
 """
 
@@ -25,8 +25,10 @@ from k3ablate.records import (
     METRICS_FILE,
     RECORD_FILE,
     SETTLED,
+    RoutedPairs,
     RunRecord,
     read_record,
+    read_routing,
     write_record,
 )
 from k3ablate.storage import write_atomic
@@ -91,6 +93,10 @@ class RunFolder:
     def record(self) -> RunRecord | None:
         """What came out, or None; a file that is damaged or of another run is an InputError that names it."""
         return read_record(self.path, self.digest)
+
+    def routing(self) -> RoutedPairs | None:
+        """How its tokens were routed when it finished, or None; what is damaged is an InputError, as for the record."""
+        return read_routing(self.path, self.digest)
 
     def write_record(self, record: RunRecord) -> None:
         """Settle the run."""
@@ -163,6 +169,17 @@ def prepare(root: Path, spec: "RunSpec") -> RunFolder:
             f"{folder.path / SPEC_FILE}: holds another specification than its digest says; delete {folder.path}"
         )
     return folder
+
+
+def find(root: Path, name: str) -> RunFolder:
+    """The run of digest `name` below `root`, or whose folder `name` is; InputError where there is none."""
+    for path in (root / name, Path(name).resolve()):
+        if (path / SPEC_FILE).is_file():
+            return RunFolder(path)
+    raise InputError(
+        f"{name}: no run, neither below {root} nor a folder with a {SPEC_FILE}; write a digest that "
+        "`k3ablate plan EXPERIMENT` shows, or a run's folder"
+    )
 
 
 def states(root: Path, digests: Iterable[str]) -> dict[str, State]:

@@ -1,4 +1,4 @@
-"""What goes on inside a decoder while it runs? Weights of residual reads, and magnitudes of activations.
+"""What goes on inside a decoder while it runs? Weights of residual reads, magnitudes of activations, loads of experts.
 
 Everything is seen through hooks that are there only while somebody looks: a decoder that nobody inspects pays nothing,
 and one that is inspected computes the same bits. What is logged while a run trains is decided in `training/metrics.py`.
@@ -7,6 +7,8 @@ Shape legend: `slots.py`.
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 from k3ablate.model.decoder import Decoder
 from k3ablate.model.feedforward import GLU
-from k3ablate.model.moe import Experts, Routing
+from k3ablate.model.moe import Experts, Router, Routing
 from k3ablate.model.residual import Read
 
 PLACES = ("stream", "experts", "hidden", "glu_hidden")
@@ -43,6 +45,23 @@ def mean_read_weights(decoder: Decoder, tokens_BT: Tensor) -> list[Tensor]:
         for handle in handles:
             handle.remove()
     return weights
+
+
+@contextmanager
+def counted_pairs(decoder: Decoder) -> Iterator[list[Tensor]]:
+    """Inside the block, how many tokens chose each expert: pairs_E, one of each routed layer, first to last."""
+    routers = [module for module in decoder.modules() if isinstance(module, Router)]
+    pairs = {router: torch.zeros_like(router.balancer.bias_E, dtype=torch.int64) for router in routers}
+
+    def note(router: Router, _: tuple[Tensor], decision: Routing) -> None:
+        pairs[router] += decision.chosen.flatten().bincount(minlength=router.balancer.num_experts)
+
+    handles = [router.register_forward_hook(note) for router in routers]
+    try:
+        yield list(pairs.values())
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 class Magnitudes:

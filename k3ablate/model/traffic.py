@@ -5,11 +5,13 @@ lies elsewhere is sent there (dispatch) and its result sent back (combine), each
 width: the model width, or the latent's, which is what a latent saves. An exchange that sends a token once to a rank
 which holds several of its experts moves less than what is counted here.
 
-Counts come from a run (`Balancer.load_E` holds those of the last step), from an array, or from `even_routing`.
+Counts come from a run (`routing.json` in its folder has them by expert, `k3ablate count --run` reads it), from an
+array, or from `even_routing`.
 
 Shapes: R ranks, E experts.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,6 +35,24 @@ class Traffic:
     full_width_bytes: float
     routed_width: int  # what the experts take in: the latent's width, or the model's where there is no latent
     routed_width_bytes: float
+
+
+@dataclass(frozen=True)
+class LayerTraffic:
+    """Of one layer, counted from 0, dense ones too."""
+
+    layer: int
+    traffic: Traffic
+
+
+@dataclass(frozen=True)
+class RunTraffic:
+    """Of every routed layer of a run, by the experts that its tokens chose on a validation set when it had finished."""
+
+    run: str
+    validation: str
+    num_tokens: int
+    layers: Sequence[LayerTraffic]
 
 
 def traffic(

@@ -20,22 +20,26 @@ from pathlib import Path
 import torch
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import Callback, Trainer
-from torch import Generator
+from torch import Generator, Tensor
 
 from k3ablate.config import InputError, Tree
 from k3ablate.kernels import dispatch
 from k3ablate.model.counting import Counts, count
 from k3ablate.model.decoder import Decoder, initialise
+from k3ablate.model.inspection import counted_pairs
 from k3ablate.records import (
     CHECKPOINTS_FOLDER,
     METRICS_FILE,
+    PUBLISHED_SET,
     RECORD_FILE,
     SETTLED,
     Evaluation,
+    RoutedPairs,
     RunRecord,
     Status,
     read_record,
     write_record,
+    write_routing,
 )
 from k3ablate.tracking import NoTracking
 from k3ablate.training.callbacks import (
@@ -124,11 +128,20 @@ class _Run:
         for name in self.corpus.facts.sets:
             if name == TRAIN_SET:
                 continue
-            evaluation = evaluate(self.module.decoder, self.spec.training, self.corpus, name)
+            with counted_pairs(self.module.decoder) as pairs:
+                evaluation = evaluate(self.module.decoder, self.spec.training, self.corpus, name)
             if evaluation is None:
                 return self._record(Status.DIVERGED, f"loss on {name} is not finite after the last step")
             evaluations[name] = evaluation
+            if name == PUBLISHED_SET and pairs:
+                self._keep_routing(pairs, name, evaluation.num_tokens)
         return self._record(Status.FINISHED, evaluations=evaluations)
+
+    def _keep_routing(self, pairs: list[Tensor], name: str, num_tokens: int) -> None:
+        """Beside the record: several hundred numbers a layer, which no table needs."""
+        counts = [pairs_E.tolist() for pairs_E in pairs]
+        routing = RoutedPairs(digest=self.spec.digest(), validation=name, num_tokens=num_tokens, pairs=counts)
+        write_routing(routing, self.folder)
 
     @property
     def checkpoints(self) -> Path:

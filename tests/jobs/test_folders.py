@@ -9,8 +9,8 @@ import pytest
 
 from k3ablate import storage
 from k3ablate.config import InputError, digest
-from k3ablate.jobs.folders import Progress, RunFolder, State, prepare, records, states
-from k3ablate.records import Evaluation, RunRecord, Status
+from k3ablate.jobs.folders import Progress, RunFolder, State, find, prepare, records, states
+from k3ablate.records import Evaluation, RoutedPairs, RunRecord, Status, write_routing
 
 HOLD = """
 import sys
@@ -171,8 +171,36 @@ def test_another_specification_in_the_folder_is_refused(tmp_path: Path, content:
 @pytest.mark.parametrize("content", [b'{"digest": "x"', b"\xff\xfe\x00", b'{"digest": "caf\xe9"}'])
 def test_a_damaged_record_is_named(folder: RunFolder, content: bytes) -> None:
     (folder.path / "record.json").write_bytes(content)
-    with pytest.raises(InputError, match=r"record\.json: not a run record .* delete it to run again"):
+    with pytest.raises(InputError, match=r"record\.json: not the record of a run .* delete it to run again"):
         folder.state()
+
+
+@pytest.mark.parametrize("content", [b'{"digest": "x"', b'{"digest": "x", "pairs": [[-1]]}'])
+def test_damaged_routing_is_named(folder: RunFolder, content: bytes) -> None:
+    assert folder.routing() is None
+    (folder.path / "routing.json").write_bytes(content)
+    with pytest.raises(InputError, match=r"routing\.json: not the routing of a run .* delete this folder to run again"):
+        folder.routing()
+
+
+def test_routing_is_read_back_and_that_of_another_run_refused(tmp_path: Path) -> None:
+    first, second = prepare(tmp_path, Spec(seed=1)), prepare(tmp_path, Spec(seed=2))
+    routing = RoutedPairs(digest=first.digest, validation="validation", num_tokens=4, pairs=[[1, 7], [8, 0]])
+    for folder in (first, second):
+        write_routing(routing, folder.path)
+    assert first.routing() == routing
+    with pytest.raises(InputError, match=rf"routing\.json: holds the routing of run {first.digest}"):
+        second.routing()
+
+
+def test_a_run_is_found_by_digest_or_folder(folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.path)
+    for name in (folder.digest, str(folder.path), f"../{folder.digest}/", "."):
+        assert find(tmp_path, name).digest == folder.digest
+    assert find(tmp_path / "elsewhere", "../" + folder.digest).record() is None
+    for name in ("0" * 16, ".."):
+        with pytest.raises(InputError, match=f"{name}: no run, neither below .* write a digest"):
+            find(tmp_path, name)
 
 
 def test_the_record_of_another_run_is_refused(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from k3ablate.config import parse
 from k3ablate.kernels import attnres
 from k3ablate.model.decoder import Decoder, ModelConfig, initialise
 from k3ablate.model.feedforward import GLU, SwiGLU
-from k3ablate.model.inspection import PLACES, Magnitudes, mean_read_weights, routed_hidden
-from k3ablate.model.moe import Experts, Routing
+from k3ablate.model.inspection import PLACES, Magnitudes, counted_pairs, mean_read_weights, routed_hidden
+from k3ablate.model.moe import Experts, Router, Routing
 from k3ablate.model.residual import Read
 from k3ablate.recipes import recipe
 
@@ -102,6 +102,30 @@ def test_k3_at_full_size_reads_187_times_and_nine_sources_at_the_end() -> None:
     assert len(num_sources) == 187
     assert num_sources[-1] == 9
     assert sum(num_sources) == 1_003
+
+
+def test_pairs_are_those_that_the_routers_chose() -> None:
+    """Over two forward passes, one of them in training, against one choice after the other."""
+    built, noted = decoder({"kind": "plain"}), []
+    routers = [module for module in built.modules() if isinstance(module, Router)]
+    alone = built.eval()(tokens()).logits_BTV
+    with counted_pairs(built) as pairs:
+        counted = built(tokens()).logits_BTV
+        for router in routers:
+            router.register_forward_hook(lambda _, inputs, decision: noted.append(decision.chosen.flatten().tolist()))
+        built.train()(tokens()[:1])
+    assert torch.equal(alone, counted)
+    built.eval()(tokens())
+    chosen = [noted[layer] + noted[layer + len(routers)] for layer in range(len(routers))]
+    assert [pairs_E.tolist() for pairs_E in pairs] == [[choices.count(e) for e in range(6)] for choices in chosen]
+    assert [pairs_E.sum().item() for pairs_E in pairs] == [2 * (3 + 1) * 9] * (DEPTH - 1)
+
+
+def test_nothing_is_counted_after_the_block_even_where_it_breaks() -> None:
+    built = decoder({"kind": "plain"})
+    with pytest.raises(IndexError), counted_pairs(built):
+        built(tokens() + VOCABULARY)
+    assert not any(module._forward_hooks for module in built.modules())
 
 
 @pytest.mark.parametrize("residual", [{"kind": "plain"}, {"kind": "block_attnres"}], ids=["plain", "block"])

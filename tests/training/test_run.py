@@ -18,9 +18,11 @@ from k3ablate.config import InputError
 from k3ablate.model.balancing import Balancer
 from k3ablate.model.decoder import Decoder
 from k3ablate.model.inspection import PLACES, Magnitudes
-from k3ablate.records import RunRecord, Status
+from k3ablate.records import Evaluation, RunRecord, Status, read_routing
 from k3ablate.tracking import NoTracking
 from k3ablate.training.corpus import Corpus
+from k3ablate.training.data import windows
+from k3ablate.training.evaluation import evaluate
 from k3ablate.training.run import stream, train
 from k3ablate.training.spec import Execution, RunSpec
 
@@ -137,6 +139,40 @@ def test_logged_steps_measure_activations_of_every_layer_and_looking_changes_no_
             for name in (f"{place}_rms", f"{place}_max"):
                 assert len(line[name]) == (3 if place == "stream" else 2)
                 assert all(0 < value < 100 for value in line[name])
+
+
+def test_a_finished_run_leaves_how_many_validation_tokens_chose_each_expert(
+    tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the choices of the trained model on the same windows, counted one by one."""
+    trained: list[Decoder] = []
+
+    def noting(decoder: Decoder, *arguments: object) -> Evaluation | None:
+        trained.append(decoder)
+        return evaluate(decoder, *arguments)
+
+    monkeypatch.setattr("k3ablate.training.run.evaluate", noting)
+    spec = tiny_spec()
+    train(spec, tmp_path, tiny_corpus, EVERY_STEP, NoTracking())
+    routing = read_routing(tmp_path, spec.digest())
+    chosen: dict[int, list[int]] = {0: [], 1: []}
+    for index, layer in enumerate(trained[0].layers):
+        layer.feed_forward.router.register_forward_hook(
+            lambda _, inputs, decision, index=index: chosen[index].extend(decision.chosen.flatten().tolist())
+        )
+    for tokens_BS in windows(tiny_corpus, "validation", 16, 320, spec.training.sequences_per_pass):
+        trained[0].eval()(torch.from_numpy(tokens_BS[:, :-1]))
+    assert routing is not None
+    assert (routing.validation, routing.num_tokens) == ("validation", 320)
+    assert routing.pairs == [[chosen[layer].count(expert) for expert in range(6)] for layer in (0, 1)]
+    assert [sum(pairs) for pairs in routing.pairs] == [320 * 2] * 2
+
+
+def test_a_run_without_routed_experts_leaves_no_routing(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:
+    dense = {"main": {"kind": "dense", "hidden_width": 8}, "leading": None}
+    spec = tiny_spec(model__feed_forward=dense, model__balancing={"kind": "none"})
+    assert train(spec, tmp_path, tiny_corpus, EVERY_STEP, NoTracking()).status is Status.FINISHED
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "record.json"]
 
 
 def test_the_auxiliary_loss_is_in_no_published_number(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:
