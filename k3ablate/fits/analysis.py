@@ -15,8 +15,9 @@ import pandas
 
 from k3ablate.config import InputError
 from k3ablate.fits.forms import CURVES, POWER, POWER_FLOOR, Array, form_named
-from k3ablate.fits.multiplier import Multiplier, Paired, Point, paired_multiplier, read_multiplier
+from k3ablate.fits.multiplier import Multiplier, read_multiplier
 from k3ablate.fits.observations import Excluded, Observations, check_arm, observations
+from k3ablate.fits.paired import Paired, Point, paired_multiplier
 from k3ablate.fits.solve import DEFAULT_DELTA, Fit, fit
 from k3ablate.fits.uncertainty import NUM_DRAWS, Draws, Noise, lack_of_fit, refit, residual_noise, seed_noise
 

@@ -18,7 +18,7 @@ from k3ablate.fits.determined import num_distinct
 from k3ablate.fits.forms import Array
 from k3ablate.fits.joint import SIZES_FOR_FLOOR, Joint, fit_joint
 from k3ablate.fits.minimise import ROUNDING_SQUARE
-from k3ablate.fits.multiplier import Point
+from k3ablate.fits.paired import Point
 from k3ablate.fits.solve import LEAST_SQUARES
 from k3ablate.fits.uncertainty import Noise, linear_noise
 

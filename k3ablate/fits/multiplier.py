@@ -1,9 +1,9 @@
 """How many times more compute does the baseline need for the loss of an arm?
 
-Two estimates of m(L) = C_baseline(L) / C_arm(L) (statistics.md, section 1). The curve estimate reads two fitted curves
-at one stated loss. The paired estimate compares runs of the same size and seed, whose noise is largely common, and
-turns their differences of ln L into compute with the exponent that both arms share; it is an average over the sizes.
-Which runs are compared, and with which form, is decided in `analysis`.
+m(L) = C_baseline(L) / C_arm(L) (statistics.md, section 1), read from two fitted curves at one stated loss or compute.
+Where curves are not parallel it is a curve itself, `multiplier_curve`. The other estimate, from runs of equal size and
+seed, is in `paired`. Which runs are compared, with which form, and what many comparisons do to a p-value is decided in
+`analysis`.
 """
 
 from collections.abc import Sequence
@@ -14,31 +14,11 @@ from scipy import stats
 
 from k3ablate.config import InputError
 from k3ablate.fits.forms import Array
-from k3ablate.fits.solve import LARGEST_LOG, Fit, Interval
+from k3ablate.fits.paired import Paired, exponential, two_sided
+from k3ablate.fits.solve import Fit, Interval
 from k3ablate.fits.uncertainty import TAIL, Draws, percentile_interval
 
-ROUNDING = 1e-9  # relative: a point this close to the end of the measured range lies in it
-
-
-@dataclass(frozen=True)
-class Point:
-    """One finished run: compute (FLOPs) and loss (nats per token) with the labels that pair it."""
-
-    size: str
-    seed: int
-    compute: float
-    loss: float
-
-
-@dataclass(frozen=True)
-class Paired:
-    """Multiplier from runs of equal size and seed, with the common exponent that turned loss into compute."""
-
-    value: float
-    interval: Interval
-    fixed_exponent_interval: Interval  # noise of the differences alone, as published pairings state it
-    num_pairs: int
-    exponent: float
+NUM_CURVE_POINTS = 25
 
 
 @dataclass(frozen=True)
@@ -55,12 +35,26 @@ class Multiplier:
     interval_method: str
     unreachable_share: float  # of draws in which a curve's floor lies above the loss
     paired: Paired | None
+    p_value: float  # of m = 1, by Student's t with the interval's width: below .05 where the interval leaves 1 out
     warnings: tuple[str, ...] = ()
 
     @property
     def measured(self) -> bool:
         """Whether the loss lies inside the measured range of both arms."""
         return self.beyond == 1.0
+
+
+@dataclass(frozen=True)
+class MultiplierCurve:
+    """m(C) over what was measured for both arms, with a 95 percent band at each of its losses [G]."""
+
+    form: str
+    loss_G: Array
+    baseline_compute_G: Array
+    arm_compute_G: Array
+    value_G: Array
+    low_G: Array
+    high_G: Array
 
 
 def common_loss(*curves: Fit) -> float:
@@ -70,11 +64,12 @@ def common_loss(*curves: Fit) -> float:
 
 def read_multiplier(
     baseline: Fit, arm: Fit, baseline_draws: Draws, arm_draws: Draws, paired: Paired | None, loss: float | None = None,
-    compute: float | None = None,
+    compute: float | None = None, degrees_of_freedom: float = np.inf,
 ) -> Multiplier:  # fmt: skip
     """Curve multiplier at `loss`, or where the baseline has spent `compute` (default: at `common_loss`), with interval.
 
-    InputError where a curve never reaches the loss, or where the two fits do not have the same form.
+    `degrees_of_freedom` are those of the noise that the draws were made from. InputError where a curve never reaches
+    the loss, or where the two fits do not have the same form.
     """
     if baseline.form != arm.form:
         raise InputError(f"multiplier: a {baseline.form} curve against a {arm.form} curve; fit both with one form")
@@ -82,7 +77,7 @@ def read_multiplier(
     baseline_compute, arm_compute = baseline.compute_at(at_loss), arm.compute_at(at_loss)
     log_ratio_D = draw_log_multipliers(baseline_draws, arm_draws, at_loss, compute)
     log_interval = percentile_interval(log_ratio_D)
-    interval = _exponential(log_interval.low, log_interval.high)
+    interval = exponential(log_interval.low, log_interval.high)
     return Multiplier(
         value=baseline_compute / arm_compute,
         interval=interval,
@@ -90,11 +85,34 @@ def read_multiplier(
         loss=at_loss,
         baseline_compute=baseline_compute,
         arm_compute=arm_compute,
-        beyond=max(beyond(baseline, baseline_compute), beyond(arm, arm_compute)),
+        beyond=max(baseline.beyond([baseline_compute]), arm.beyond([arm_compute])),
         interval_method=arm.interval_method,
         unreachable_share=float(np.mean(~np.isfinite(log_ratio_D))),
         paired=paired,
+        p_value=_p_value(np.log(baseline_compute / arm_compute), log_interval, degrees_of_freedom),
         warnings=tuple(_cautions(baseline, arm, interval, paired)),
+    )
+
+
+def multiplier_curve(baseline: Fit, arm: Fit, baseline_draws: Draws, arm_draws: Draws) -> MultiplierCurve | None:
+    """m over the losses that both curves pass within the compute measured for them; None where they share none."""
+    highest = min(float(curve.predict(curve.x_range[0])) for curve in (baseline, arm))
+    lowest = common_loss(baseline, arm)
+    if lowest >= highest:
+        return None
+    baseline_compute_G = np.geomspace(baseline.compute_at(highest), baseline.compute_at(lowest), NUM_CURVE_POINTS)
+    loss_G = baseline.predict(baseline_compute_G)
+    arm_compute_G = np.array([arm.compute_at(float(loss)) for loss in loss_G])
+    bands = [percentile_interval(draw_log_multipliers(baseline_draws, arm_draws, float(loss))) for loss in loss_G]
+    factors = [exponential(band.low, band.high) for band in bands]
+    return MultiplierCurve(
+        form=baseline.form,
+        loss_G=loss_G,
+        baseline_compute_G=baseline_compute_G,
+        arm_compute_G=arm_compute_G,
+        value_G=baseline_compute_G / arm_compute_G,
+        low_G=np.array([band.low for band in factors]),
+        high_G=np.array([band.high for band in factors]),
     )
 
 
@@ -118,65 +136,13 @@ def draw_log_multipliers(baseline: Draws, arm: Draws, loss: float, compute: floa
     return log_ratio_D
 
 
-def paired_multiplier(baseline: Sequence[Point], arm: Sequence[Point]) -> Paired | None:
-    """Mean over pairs of equal (size, seed) of ln m = difference of ln L / a + difference of ln C, with a t interval.
+def _p_value(log_value: float, log_interval: Interval, degrees: float) -> float:
+    """Of ln m = 0: the distance to 0 in units of the interval's half on that side, as a t value.
 
-    The exponent a is the slope of ln L over ln C common to both arms (least squares, an intercept each). Its own
-    uncertainty enters by the delta method. None below two pairs, with a single size, or where loss does not fall
-    or so little that no number holds the ratio.
+    Draws alone end at two over their number, which a correction for many arms would not survive.
     """
-    others = {(point.size, point.seed): point for point in baseline}
-    pairs = [(others[point.size, point.seed], point) for point in arm if (point.size, point.seed) in others]
-    if len(pairs) < 2:
-        return None
-    log_compute_2N = np.log([[pair[side].compute for pair in pairs] for side in (0, 1)])
-    log_loss_2N = np.log([[pair[side].loss for pair in pairs] for side in (0, 1)])
-    slope = _common_slope(log_compute_2N, log_loss_2N)
-    if slope is None:
-        return None
-    exponent, exponent_error = slope
-    from_loss_N = (log_loss_2N[0] - log_loss_2N[1]) / exponent
-    log_ratio_N = from_loss_N + log_compute_2N[0] - log_compute_2N[1]
-    spread = float(log_ratio_N.std(ddof=1) / np.sqrt(len(pairs)))
-    from_exponent = float(from_loss_N.mean() * exponent_error / exponent)
-    centre = float(log_ratio_N.mean())
-    if abs(centre) > LARGEST_LOG:
-        return None
-    return Paired(
-        value=float(np.exp(centre)),
-        interval=_t_interval(centre, float(np.hypot(spread, from_exponent)), len(pairs) - 1),
-        fixed_exponent_interval=_t_interval(centre, spread, len(pairs) - 1),
-        num_pairs=len(pairs),
-        exponent=exponent,
-    )
-
-
-def _t_interval(centre: float, error: float, degrees: int) -> Interval:
-    """95 percent interval of exp(centre), by Student's t."""
-    half_width = float(stats.t.isf(TAIL, degrees)) * error
-    return _exponential(centre - half_width, centre + half_width)
-
-
-def _exponential(low: float, high: float) -> Interval:
-    """The interval of factors; nearly flat curves give ends beyond any number, which are 0 and infinity."""
-    with np.errstate(over="ignore"):
-        return Interval(float(np.exp(low)), float(np.exp(high)))
-
-
-def _common_slope(log_compute_2N: Array, log_loss_2N: Array) -> tuple[float, float] | None:
-    """Exponent common to both rows and its standard error; None where compute does not vary or loss does not fall."""
-    x_2N = log_compute_2N - log_compute_2N.mean(axis=1, keepdims=True)
-    y_2N = log_loss_2N - log_loss_2N.mean(axis=1, keepdims=True)
-    spread = float((x_2N**2).sum())
-    if spread < 1e-9:
-        return None
-    exponent = -float((x_2N * y_2N).sum()) / spread
-    if exponent <= 0:
-        return None
-    # the two rows share noise, so that residuals are averaged over them before their deviation is taken
-    residual_N = (y_2N + exponent * x_2N).mean(axis=0)
-    degrees = max(residual_N.size - 2, 1)
-    return exponent, float(np.sqrt((residual_N**2).sum() / degrees / (spread / 2)))
+    half = log_value - log_interval.low if log_value > 0 else log_interval.high - log_value
+    return two_sided(log_value, max(half, 0.0) / float(stats.t.isf(TAIL, degrees)), degrees)
 
 
 def _log_ratio(baseline_D: Array, arm_D: Array) -> Array:
@@ -186,13 +152,6 @@ def _log_ratio(baseline_D: Array, arm_D: Array) -> Array:
         ratio_D = baseline_D - arm_D
     ratio_D[both_D] = np.where(np.arange(both_D.sum()) % 2, np.inf, -np.inf)
     return ratio_D
-
-
-def beyond(fit: Fit, compute: float) -> float:
-    """Factor by which `compute` lies outside what was measured for the curve; 1 inside."""
-    low, high = fit.x_range
-    factor = max(compute / high, low / compute)
-    return float(factor) if factor > 1 + ROUNDING else 1.0
 
 
 def _cautions(baseline: Fit, arm: Fit, interval: Interval, paired: Paired | None) -> list[str]:

@@ -16,7 +16,7 @@ import numpy as np
 import pandas
 
 from k3ablate.config import InputError
-from k3ablate.fits.multiplier import Point
+from k3ablate.fits.paired import Point
 from k3ablate.records import COLUMNS, Status
 
 LABELS = ("arm", "size", "seed")

@@ -13,7 +13,7 @@ import numpy as np
 from k3ablate.config import InputError
 from k3ablate.fits.analysis import Analysis
 from k3ablate.fits.forms import Array
-from k3ablate.fits.multiplier import beyond, draw_log_multipliers, loss_to_read
+from k3ablate.fits.multiplier import draw_log_multipliers, loss_to_read
 from k3ablate.fits.solve import Fit
 from k3ablate.fits.uncertainty import Draws
 
@@ -63,7 +63,7 @@ def read_all(
             refused[arm] = str(error)
             continue
         log_compute[arm] = float(np.log(reached))
-        beyond_range[arm] = beyond(fitted, reached)
+        beyond_range[arm] = fitted.beyond([reached])
     draws = {arm: analysis.arm(arm).draws[name] for arm in log_compute}
     at_baseline = log_compute[analysis.baseline]
     return Readings(

@@ -8,7 +8,8 @@ import pytest
 
 from k3ablate.config import InputError
 from k3ablate.fits.forms import POWER, POWER_FLOOR
-from k3ablate.fits.multiplier import Point, common_loss, paired_multiplier, read_multiplier
+from k3ablate.fits.multiplier import common_loss, read_multiplier
+from k3ablate.fits.paired import Point, paired_multiplier
 from k3ablate.fits.solve import LEAST_SQUARES, Fit, fit
 from k3ablate.fits.uncertainty import Draws, refit
 
