@@ -251,8 +251,8 @@ class Reported:
         return "\n".join([self.table.rstrip(), "", *self.files])
 
 
-def as_json(answer: Answer) -> str:
-    """Every field at full precision; what is not finite is null."""
+def as_json(answer: Answer | Sequence[Answer]) -> str:
+    """Every field at full precision, of one answer or of a list of them; what is not finite is null."""
     return json.dumps(plain(answer), indent=1, allow_nan=False)
 
 

@@ -9,13 +9,15 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, CycloptsError, Parameter
 
 import k3ablate
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from k3ablate.answers import Answer, Ran
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 3
@@ -37,6 +39,37 @@ Form = Annotated[str | None, Parameter(help="Curve that multipliers are read fro
 Context = Annotated[int | None, Parameter(help="Tokens a token may see; default: 4096, or the run's own.")]
 OfRun = Annotated[str | None, Parameter(name="--run", help="Digest or folder of a run whose model is counted.")]
 Ranks = Annotated[int | None, Parameter(help="Ranks that share out the experts of a layer.")]
+FitForm = Annotated[
+    str | None,
+    Parameter(help="power, power_floor, chinchilla, shared_floor or shared_exponent; default: by what the table has."),
+]
+By = Annotated[str | None, Parameter(help="Column of the arms, where it is not `arm`.")]
+X = Annotated[str | None, Parameter(help="Column of the compute, where it is not `flops`.")]
+Y = Annotated[str | None, Parameter(help="Column of the losses, where it is not `loss`.")]
+Where = Annotated[
+    list[str] | None, Parameter(negative="", help="Rows to keep: column=value, or != < <= > >=; may repeat.")
+]
+Params = Annotated[str | None, Parameter(help="Column of the parameters, where it is not `active_params`.")]
+Tokens = Annotated[str | None, Parameter(help="Column of the tokens, where it is not `tokens`.")]
+Predict = Annotated[
+    list[str] | None,
+    Parameter(negative="", help="Where to forecast: a compute, or parameters,tokens for chinchilla; may repeat."),
+]
+Delta = Annotated[float, Parameter(help="Huber's threshold; inf for least squares, 0 for least absolute deviations.")]
+Of = Annotated[Literal["log", "plain"], Parameter(help="Residuals of ln L, or of the loss itself.")]
+FitIntervals = Annotated[
+    Literal["noise", "resampling"] | None,
+    Parameter(help="Noise of seeds or residuals, or points drawn again; default: noise, resampling for large tables."),
+]
+FitBaseline = Annotated[str | None, Parameter(help="Arm whose multiplier is 1 in shared_floor; default: the first.")]
+AtLoss = Annotated[float | None, Parameter(help="Read at this loss; default: the lowest that every arm measured.")]
+AtFlops = Annotated[float | None, Parameter(help="Read where the baseline has spent this compute.")]
+Target = Annotated[str | None, Parameter(help="Arm to split; default: the last that changes every component.")]
+Baseline = Annotated[str | None, Parameter(help="Arm to start from; default: the experiment's, or the first.")]
+Total = Annotated[float | None, Parameter(help="Multiplier claimed elsewhere; what the parts leave is unattributed.")]
+Components = Annotated[
+    list[str] | None, Parameter(name="--component", negative="", help="Column of a component's levels; may repeat.")
+]
 Workers = Annotated[int | None, Parameter(help="Worker processes, one run each at a time; default: one per core.")]
 
 
@@ -97,6 +130,74 @@ def report(experiment: str, *, form: Form = None, json: Json = False) -> int:
     from k3ablate import publishing
 
     return _show(publishing.report(experiment, _root(), form), json)
+
+
+@app.command
+def fit(
+    table: str,
+    *,
+    form: FitForm = None,
+    by: By = None,
+    x: X = None,
+    y: Y = None,
+    params: Params = None,
+    tokens: Tokens = None,
+    where: Where = None,
+    predict: Predict = None,
+    delta: Delta = 1e-3,
+    residuals: Of = "log",
+    intervals: FitIntervals = None,
+    baseline: FitBaseline = None,
+    json: Json = False,
+) -> int:
+    """Fit a curve to every arm of TABLE: an experiment, a .parquet or a .csv of runs, anybody's.
+
+    Without --form: chinchilla where --params or --tokens is named or the table has no compute, else power_floor where
+    every arm determines its floor, else power.
+    """
+    from k3ablate import answers, fitting
+
+    frame, convention, first = _table(table)
+    found = fitting.fit(
+        frame, form, by=by, x=x, y=y, params=params, tokens=tokens, where=where or [],
+        predict=[fitting.point(text) for text in predict or []], delta=delta, residuals=residuals, intervals=intervals,
+        baseline=baseline or first, flops_convention=None if x else convention,
+    )  # fmt: skip
+    _print(answers.as_json(found.fits) if json else found.text())
+    return DONE
+
+
+@app.command
+def split(
+    table: str,
+    *,
+    at_loss: AtLoss = None,
+    at_flops: AtFlops = None,
+    form: Form = None,
+    target: Target = None,
+    baseline: Baseline = None,
+    total: Total = None,
+    components: Components = None,
+    by: By = None,
+    x: X = None,
+    y: Y = None,
+    where: Where = None,
+    json: Json = False,
+) -> int:
+    """Split the gain from a baseline to a target arm of TABLE into its components, with intervals.
+
+    TABLE is an experiment, a .parquet or a .csv of runs, anybody's. A full factorial gives Shapley values; of other
+    designs it says what their arms tell, and what they do not.
+    """
+    from k3ablate import splitting
+
+    frame, convention, first = _table(table)
+    answer = splitting.split(
+        frame, form, baseline=baseline or first, target=target, at_loss=at_loss, at_flops=at_flops, total=total,
+        components=components or [], by=by, x=x, y=y, where=where or [],
+        flops_convention=convention if x is None else None,
+    )  # fmt: skip
+    return _show(answer, json)
 
 
 @app.command
@@ -178,6 +279,18 @@ def _exit_code(arguments: list[str] | None) -> int:
         _say(problem)
         return WRONG_INPUT
     return code if isinstance(code, int) else DONE
+
+
+def _table(name: str) -> "tuple[DataFrame, str | None, str | None]":
+    """Runs in a file, or of an experiment with its FLOPs convention and its baseline, collected afresh."""
+    from k3ablate import records
+
+    if Path(name).suffix in records.TABLE_SUFFIXES:
+        return records.read_table(Path(name)), None, None
+    from k3ablate import publishing
+
+    frame, baseline = publishing.runs(name, _root())
+    return frame, publishing.FLOPS_CONVENTION, baseline
 
 
 def _run(experiment: str, workers: int | None) -> "Ran":

@@ -54,6 +54,12 @@ class _Material:
         return table((row.label for row in self.rows), self.records)
 
 
+def runs(name: str, root: Path) -> tuple[pandas.DataFrame, str]:
+    """One row per planned run that has ended, and the name of the baseline; InputError where there is none."""
+    material = _read(name, root)
+    return material.table(), material.experiment.names.baseline
+
+
 def collect(name: str, root: Path) -> Collected:
     """Write the table of records as CSV and parquet; InputError where no run has ended yet."""
     return _collected(_read(name, root))

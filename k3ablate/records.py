@@ -40,6 +40,7 @@ RECORD_FILE = "record.json"
 METRICS_FILE = "metrics.jsonl"
 ROUTING_FILE = "routing.json"
 CHECKPOINTS_FOLDER = "checkpoints"
+TABLE_SUFFIXES = (".csv", ".parquet")
 SETTLED = frozenset({Status.FINISHED, Status.DIVERGED})  # never trained again
 
 
@@ -153,7 +154,7 @@ def write_table(frame: pandas.DataFrame, stem: Path) -> tuple[Path, Path]:
 
 def read_table(path: Path) -> pandas.DataFrame:
     """The table in a .csv or .parquet file."""
-    if path.suffix not in {".csv", ".parquet"}:
+    if path.suffix not in TABLE_SUFFIXES:
         raise InputError(f"{path}: a table is a .csv or a .parquet file")
     if not path.exists():
         raise InputError(f"{path}: no such table; `k3ablate collect EXPERIMENT` writes one")

@@ -1,0 +1,239 @@
+"""What curve does every arm of a table follow, in any form, and what does it forecast?
+
+`fit_arms` fits one form to each arm by itself, or to all together where the form is one that arms share, and draws its
+intervals: from the seeds of all arms where runs are replicated, by resampling the points of a large table where they
+are not, else from residuals. Whether arms may share a form is not tested here, nor is a multiplier read with all that
+belongs to it: see `analysis`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from k3ablate.config import InputError
+from k3ablate.fits.forecasts import Prediction, check_point, forecast
+from k3ablate.fits.forms import POWER, POWER_FLOOR, SHARED, Array, curve_named
+from k3ablate.fits.minimise import Residuals
+from k3ablate.fits.observations import Excluded, Usable, check_arm
+from k3ablate.fits.resampling import MIN_POINTS, resample, resampling_method
+from k3ablate.fits.shared import SharedFit, fit_shared
+from k3ablate.fits.solve import DEFAULT_DELTA, Fit, fit
+from k3ablate.fits.uncertainty import (
+    NUM_DRAWS,
+    Draws,
+    Noise,
+    lack_of_fit,
+    linear_noise,
+    refit,
+    residual_noise,
+    seed_noise,
+)
+
+# Variable of a form -> our column of it.
+COLUMN_OF = {"compute": "flops", "params": "active_params", "tokens": "tokens"}
+Intervals = Literal["noise", "resampling"]
+ONE_MORE_RUN = ("one more run", 0)
+MAX_NAMED = 3  # of the runs that are in no fit, where none is
+
+
+@dataclass(frozen=True)
+class ArmFit:
+    """The curve of one arm; without one, `refused` says why. `noise_sd`: deviation of ln L about it, or of seeds."""
+
+    arm: str
+    fit: Fit | None
+    num_points: int
+    dropped: tuple[str, ...]  # rows that were not used, with the reason
+    refused: str = ""
+    noise_sd: float = float("nan")
+    predictions: tuple[Prediction, ...] = ()
+
+
+@dataclass(frozen=True)
+class ArmFits:
+    """Curves of one form, and the sentence that says why this form."""
+
+    form: str
+    form_reason: str
+    arms: tuple[ArmFit, ...]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How curves are fitted and intervals made. `intervals` None: the rule of the module."""
+
+    delta: float = DEFAULT_DELTA
+    residuals: Residuals = "log"
+    intervals: Intervals | None = None
+    num_draws: int = NUM_DRAWS
+    predict: tuple[tuple[float, ...], ...] = ()  # points, one number per variable
+    baseline: str | None = None  # the arm whose multiplier is 1 in `shared_floor`; None: the first
+
+
+@dataclass(frozen=True)
+class _Points:
+    """Runs of one arm: inputs [N] or [N, V], losses, and the labels that seeds are paired by."""
+
+    inputs: Array
+    loss_N: Array
+    keys: tuple[tuple[str, int], ...]
+    dropped: tuple[str, ...]
+
+
+def fit_arms(
+    table: Usable, form: str | None, options: Options, generator: np.random.Generator, left_out: Sequence[str] = ()
+) -> ArmFits:
+    """Fit `form` to every arm; None is `power_floor` where every arm allows it without a bound, else `power`.
+
+    `left_out`: sentences about rows that were not asked for. InputError where no arm can be fitted.
+    """
+    if form is not None:
+        return _fitted(table, form, f"{form}, as asked for", options, generator, left_out)
+    for arm, points in _points(table, POWER_FLOOR.name, left_out).items():
+        found = _attempt(points, POWER_FLOOR.name, options)
+        if isinstance(found, str) or found.at_bounds:
+            why = found if isinstance(found, str) else f"{', '.join(found.at_bounds)} at a bound of power_floor"
+            return _fitted(table, POWER.name, f"power, because of {arm}: {why}", options, generator, left_out)
+    reason = "power_floor: every arm determines its floor"
+    return _fitted(table, POWER_FLOOR.name, reason, options, generator, left_out)
+
+
+def _fitted(
+    table: Usable, form: str, reason: str, options: Options, generator: np.random.Generator, left_out: Sequence[str]
+) -> ArmFits:
+    for point in options.predict:
+        check_point(form, point)
+    points = _points(table, form, left_out)
+    found, refused = (_together if form in SHARED else _one_by_one)(points, form, options, generator)
+    if not found:
+        raise InputError("; ".join(f"{arm}: {why}" for arm, why in refused.items()))
+    arms = tuple(
+        found[arm] if arm in found else ArmFit(arm, None, len(runs.loss_N), runs.dropped, refused[arm])
+        for arm, runs in points.items()
+    )
+    return ArmFits(form, reason, arms)
+
+
+def _one_by_one(
+    points: Mapping[str, _Points], form: str, options: Options, generator: np.random.Generator
+) -> tuple[dict[str, ArmFit], dict[str, str]]:
+    """Arms with a curve of their own, and why the others have none."""
+    attempts = {arm: _attempt(runs, form, options) for arm, runs in points.items()}
+    fits = {arm: found for arm, found in attempts.items() if isinstance(found, Fit)}
+    seeds = _seed_noise(points) if fits else None
+    resampled = [arm for arm in fits if _is_resampled(len(points[arm].loss_N), options.intervals, seeds)]
+    found = {arm: _by_resampling(arm, fits[arm], points[arm], options, generator) for arm in resampled}
+    modelled = {arm: fitted for arm, fitted in fits.items() if arm not in resampled}
+    if modelled:
+        noise = seeds or residual_noise(
+            modelled,
+            {arm: points[arm].inputs for arm in modelled},
+            {arm: points[arm].loss_N for arm in modelled},
+            [key for arm in modelled for key in points[arm].keys],
+        )
+        found |= _by_noise(modelled, points, noise, options, generator, None)
+    return found, {arm: why for arm, why in attempts.items() if isinstance(why, str)}
+
+
+def _together(
+    points: Mapping[str, _Points], form: str, options: Options, generator: np.random.Generator
+) -> tuple[dict[str, ArmFit], dict[str, str]]:
+    """Arms of a form that they share, and why the others are not among them."""
+    if options.residuals != "log" or options.intervals == "resampling":
+        raise InputError(f"{form}: arms that share a form are fitted in ln L, with intervals of the noise model")
+    finished = {arm: runs for arm, runs in points.items() if len(runs.loss_N)}
+    baseline = options.baseline or next(iter(finished), "")
+    check_arm(baseline, points)
+    shared = fit_shared(
+        {arm: runs.inputs for arm, runs in finished.items()},
+        {arm: runs.loss_N for arm, runs in finished.items()},
+        form, baseline, options.delta,
+    )  # fmt: skip
+    keys = [key for runs in finished.values() for key in runs.keys]
+    noise = _seed_noise(finished) or linear_noise(shared.joint.residuals, shared.joint.jacobian, keys)
+    fits = {arm: replace(fitted, dropped=finished[arm].dropped) for arm, fitted in shared.fits.items()}
+    found = _by_noise(fits, finished, noise, options, generator, shared)
+    return found, {arm: _nothing_finished(runs) for arm, runs in points.items() if arm not in finished}
+
+
+def _points(table: Usable, form: str, left_out: Sequence[str]) -> dict[str, _Points]:
+    variables = [COLUMN_OF[name] for name in curve_named(form).variables]
+    found = {}
+    for arm in table.arms:
+        rows = table.finished[table.finished["arm"] == arm]
+        inputs_NV = rows[variables].to_numpy(dtype=np.float64)
+        keys = tuple(zip(rows["size"], rows["seed"], strict=True))
+        dropped = [*left_out, *(_dropped(run) for run in table.excluded if run.arm == arm)]
+        inputs = inputs_NV if len(variables) > 1 else inputs_NV[:, 0]
+        found[arm] = _Points(inputs, rows["loss"].to_numpy(dtype=np.float64), keys, tuple(dropped))
+    return found
+
+
+def _dropped(run: Excluded) -> str:
+    return f"{run.size} seed {run.seed}: {run.status} ({run.reason})"
+
+
+def _attempt(points: _Points, form: str, options: Options) -> Fit | str:
+    """The fit of one arm, or why there is none."""
+    if not len(points.loss_N):
+        return _nothing_finished(points)
+    try:
+        return fit(points.inputs, points.loss_N, form, options.delta, points.dropped, options.residuals)
+    except InputError as error:
+        return str(error)
+
+
+def _nothing_finished(points: _Points) -> str:
+    named = "; ".join(points.dropped[:MAX_NAMED]) + ("; ..." if len(points.dropped) > MAX_NAMED else "")
+    return f"no run finished, so there is nothing to fit: {named}"
+
+
+def _is_resampled(num_points: int, asked: Intervals | None, seeds: Noise | None) -> bool:
+    return asked == "resampling" or (asked is None and seeds is None and num_points >= MIN_POINTS)
+
+
+def _seed_noise(points: Mapping[str, _Points]) -> Noise | None:
+    cells = [(arm, size) for arm, runs in points.items() for size, _ in runs.keys]
+    keys = [key for runs in points.values() for key in runs.keys]
+    return seed_noise(cells, keys, np.log(np.concatenate([runs.loss_N for runs in points.values()])))
+
+
+def _by_resampling(arm: str, fitted: Fit, points: _Points, options: Options, generator: np.random.Generator) -> ArmFit:
+    draws = resample(fitted, points.inputs, points.loss_N, generator, options.num_draws)
+    residual_N = np.log(points.loss_N) - np.log(fitted.predict(points.inputs))
+    noise_D = generator.choice(residual_N, options.num_draws)
+    degrees = len(residual_N) - len(fitted.values)
+    noise_sd = float(np.sqrt((residual_N**2).sum() / degrees))
+    return _with_draws(arm, fitted, draws, noise_D, noise_sd, resampling_method(options.num_draws), options)
+
+
+def _by_noise(
+    fits: Mapping[str, Fit], points: Mapping[str, _Points], noise: Noise, options: Options,
+    generator: np.random.Generator, shared: SharedFit | None,
+) -> dict[str, ArmFit]:  # fmt: skip
+    """Arms whose intervals come from one noise model, all points drawn at once, with one more run."""
+    keys = [key for arm in fits for key in points[arm].keys]
+    noise_DN = noise.draw([*keys, ONE_MORE_RUN], options.num_draws, generator)
+    ends = np.cumsum([len(points[arm].loss_N) for arm in fits])
+    parts = dict(zip(fits, np.split(noise_DN, ends, axis=1), strict=False))  # what is left is the one more run
+    draws = (
+        shared.refit(noise_DN[:, :-1])
+        if shared
+        else {arm: refit(fitted, points[arm].inputs, parts[arm]) for arm, fitted in fits.items()}
+    )
+    method, found = f"{noise.method}, {options.num_draws} refits", {}
+    for arm, fitted in fits.items():
+        misfit = lack_of_fit(fitted, points[arm].inputs, points[arm].loss_N, noise)
+        warned = replace(fitted, warnings=fitted.warnings + ((misfit,) if misfit else ()))
+        found[arm] = _with_draws(arm, warned, draws[arm], noise_DN[:, -1], noise.pooled_sd, method, options)
+    return found
+
+
+def _with_draws(
+    arm: str, fitted: Fit, draws: Draws, noise_D: Array, noise_sd: float, method: str, options: Options
+) -> ArmFit:
+    complete = replace(fitted, intervals=draws.intervals(), interval_method=method)
+    predictions = tuple(forecast(complete, draws, point, noise_D) for point in options.predict)
+    return ArmFit(arm, complete, complete.num_points, complete.dropped, noise_sd=noise_sd, predictions=predictions)
