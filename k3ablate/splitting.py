@@ -1,0 +1,128 @@
+"""Which component carries how much of the gain? The verb `split` over anybody's table of runs.
+
+Takes a frame, gives it our column names, analyses it and reads the split off; the sums are in `fits`, the looks in
+`report.split_table`. It reaches no training library. A component is a column that holds each arm's level as text, or
+any column that is named; a table without a column of arms gets one arm per combination of the named components.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas
+
+from k3ablate.answers import Problem
+from k3ablate.config import InputError
+from k3ablate.fits.analysis import Analysis, analyse
+from k3ablate.fits.columns import Columns, canonical
+from k3ablate.fits.split_analysis import AnalysedSplit, split_analysis
+from k3ablate.fits.uncertainty import NUM_DRAWS
+from k3ablate.records import COLUMNS
+from k3ablate.report.split_table import render_text
+
+DRAWS_SEED = 0  # the same table gives the same intervals
+
+
+@dataclass(frozen=True)
+class SplitAnswer(AnalysedSplit):
+    """`split`: the parts of the gain, where they are read, and what belongs to the numbers."""
+
+    flops_convention: str
+    intervals: str
+    left_out: Sequence[str]  # a sentence per rule about rows
+    excluded: Sequence[Problem]
+
+    def text(self) -> str:
+        """Tables and sentences for a terminal."""
+        return render_text(self, notes(self.flops_convention, self.intervals, self.left_out, self.excluded))
+
+
+def split(
+    frame: pandas.DataFrame,
+    form: str | None = None,
+    *,
+    baseline: str | None = None,
+    target: str | None = None,
+    at_loss: float | None = None,
+    at_flops: float | None = None,
+    total: float | None = None,
+    components: Sequence[str] = (),
+    by: str | None = None,
+    x: str | None = None,
+    y: str | None = None,
+    where: Sequence[str] = (),
+    num_draws: int = NUM_DRAWS,
+    flops_convention: str | None = None,
+) -> SplitAnswer:
+    """The split of ln m from `baseline` (default: the first arm) to `target` (the last arm that changes everything).
+
+    Read at one loss, at the compute `at_flops` of the baseline, or at the lowest loss that all arms of the split
+    measured, on curves of `form`. `total`: a multiplier claimed elsewhere, against which the rest is unattributed. `by`
+    `x` `y` name the columns of arms, compute and loss, `components` those of levels; `where` keeps rows (column=value,
+    also != < <= > >=). InputError for what the table cannot answer.
+    """
+    named = {"arm": by, "compute": x, "loss": y}
+    columns = Columns(**{role: name for role, name in named.items() if name is not None})
+    table, left_out = canonical(_with_arms(frame, components, columns), columns, where)
+    table = _with_components(table, components)
+    first = str(table["arm"].iloc[0]) if baseline is None else baseline
+    analysis = analyse(table, first, form, np.random.default_rng(DRAWS_SEED), num_draws)
+    found = split_analysis(analysis, target, form, at_loss, at_flops, total)
+    excluded = [Problem(f"{run.arm} {run.size} seed {run.seed}", run.status, run.reason) for run in analysis.excluded]
+    return SplitAnswer(
+        **vars(found),
+        flops_convention=flops_convention or f"column {columns.compute} of the table",
+        intervals=intervals_text(analysis, found.form),
+        left_out=left_out,
+        excluded=[
+            Problem(f"{run.arm} {run.size} seed {run.seed}", run.status, run.reason) for run in analysis.excluded
+        ],
+    )
+
+
+def intervals_text(analysis: Analysis, form: str) -> str:
+    """How the intervals were made."""
+    return f"{analysis.noise[form].method}, {analysis.num_draws} draws, joint over arms"
+
+
+def notes(
+    flops_convention: str, intervals: str, left_out: Sequence[str], excluded: Sequence[Problem]
+) -> tuple[str, ...]:
+    """What belongs to the numbers and is not the split's."""
+    runs = [f"{run.name}: {run.status}: {run.reason}" for run in excluded]
+    return (
+        f"intervals: 95 percent, {intervals}",
+        f"FLOPs: {flops_convention}",
+        *left_out,
+        f"runs in no fit: {'; '.join(runs) or 'none'}",
+    )
+
+
+def _with_arms(frame: pandas.DataFrame, components: Sequence[str], columns: Columns) -> pandas.DataFrame:
+    """A table without arms has one per combination of the levels of its components."""
+    missing = [name for name in components if name not in frame]
+    if missing:
+        raise InputError(
+            f"--component {missing[0]}: no such column; the table has {', '.join(map(str, frame.columns))}"
+        )
+    if columns.arm in frame or not components:
+        return frame
+    cells = zip(*(frame[name] for name in components), strict=True)
+    arms = [", ".join(f"{name}={level}" for name, level in zip(components, levels, strict=True)) for levels in cells]
+    return frame.assign(**{columns.arm: arms})
+
+
+def _with_components(table: pandas.DataFrame, components: Sequence[str]) -> pandas.DataFrame:
+    """Only the named columns are components, whatever they hold; without names all that look like ones are."""
+    if not components:
+        return table
+    for name in components:
+        empty = table.index[table[name].isna()]
+        if len(empty):
+            raise InputError(f"--component {name}: row {empty[0]} has no level; write one on every row")
+        for arm, levels in table.groupby("arm", sort=False)[name]:
+            if levels.nunique(dropna=False) > 1:
+                found = ", ".join(map(str, levels.unique()))
+                raise InputError(f"--component {name}: arm {arm} has several levels ({found}); an arm has one of each")
+    kept = [name for name in table if name in COLUMNS or name in components]
+    return table[kept].assign(**{name: table[name].map(str) for name in components})

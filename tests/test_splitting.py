@@ -1,0 +1,229 @@
+"""The verb `split` over tables: planted truths, other people's columns, partial designs, how often intervals hold."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pandas
+import pytest
+
+from k3ablate.answers import as_json
+from k3ablate.config import InputError
+from k3ablate.fits.attribution import TOGETHER
+from k3ablate.fits.split import coalitions, first_in, interactions, last_in, shapley
+from k3ablate.fits.uncertainty import Noise, percentile_interval
+from k3ablate.splitting import split
+
+COMPONENTS = ("attention", "residual", "feed_forward", "balancing")
+GAINS = {"attention": 0.4, "residual": 0.25, "feed_forward": 0.15, "balancing": 0.0}
+INTERACTION = -0.12  # of attention and residual
+SHAPLEY = GAINS | {"attention": 0.4 + INTERACTION / 2, "residual": 0.25 + INTERACTION / 2}
+EXPONENT = 0.09
+
+
+def gain(coalition: frozenset[str]) -> float:
+    return sum(GAINS[name] for name in coalition) + INTERACTION * ({"attention", "residual"} <= coalition)
+
+
+def planted(num_sizes: int = 3, num_seeds: int = 2, deviation: float = 0.002, seed: int = 0) -> pandas.DataFrame:
+    """The full factorial of four components with an A/A arm; runs of one seed share two thirds of their variance."""
+    generator = np.random.default_rng(seed)
+    compute, rows = np.geomspace(1e17, 1e20, num_sizes), []
+    common = {kind: generator.standard_normal((num_sizes, num_seeds)) for kind in ("arms", "a/a")}
+    arms = [("".join(f"+{name}" for name in COMPONENTS if name in c) or "k2", c) for c in coalitions(COMPONENTS)]
+    for arm, coalition in [*arms, ("a/a", frozenset[str]())]:
+        shared = common["a/a" if arm == "a/a" else "arms"]
+        noise = deviation * (np.sqrt(2 / 3) * shared + np.sqrt(1 / 3) * generator.standard_normal(shared.shape))
+        levels = {name: "k3" if name in coalition else "k2" for name in COMPONENTS}
+        for size, number in itertools.product(range(num_sizes), range(num_seeds)):
+            loss = 30 * (compute[size] * np.exp(gain(coalition))) ** -EXPONENT * np.exp(noise[size, number])
+            label = {"arm": arm, "size": f"s{size}", "seed": number + 10 * (arm == "a/a")}
+            rows.append(label | {"loss": loss, "flops": compute[size]} | levels)
+    return pandas.DataFrame(rows)
+
+
+def only(table: pandas.DataFrame, *arms: str) -> pandas.DataFrame:
+    return table[table["arm"].isin(["k2", "a/a", *arms])]
+
+
+FULL = "".join(f"+{name}" for name in COMPONENTS)
+
+
+def test_without_noise_the_planted_parts_come_back() -> None:
+    found = split(planted(deviation=0.0), baseline="k2", num_draws=20)
+    assert (found.baseline, found.split.target, found.split.method) == ("k2", FULL, "shapley")
+    for part in found.split.parts:
+        assert part.effect.log == pytest.approx(SHAPLEY[part.name], abs=1e-5)
+    by_pair = {frozenset((pair.first, pair.second)): pair.effect for pair in found.split.pairs}
+    for pair, interaction in by_pair.items():
+        expected = INTERACTION if pair == {"attention", "residual"} else 0.0
+        assert interaction is not None
+        assert interaction.log == pytest.approx(expected, abs=1e-5)
+    assert found.extrapolated == {}
+
+
+def test_planted_parts_lie_near_their_intervals_and_the_repeat_holds_one() -> None:
+    found = split(planted(num_seeds=3), num_draws=400)
+    for part in found.split.parts:
+        interval = part.effect.log_interval
+        assert interval is not None
+        # twice the half-width misses once in ten thousand; how often the interval itself misses is counted below
+        assert abs(part.effect.log - SHAPLEY[part.name]) < interval.high - interval.low
+    assert found.split.whole is not None
+    assert sum(part.effect.log for part in found.split.parts) == pytest.approx(found.split.whole.log, abs=1e-12)
+    assert math.prod(part.effect.factor for part in found.split.parts) == pytest.approx(found.split.whole.factor)
+    (check,) = found.checks
+    assert (check.arm, check.repeats, check.contains_one) == ("a/a", "k2", True)
+
+
+def test_json_holds_the_same_numbers_as_the_answer() -> None:
+    found = split(planted(), num_draws=50, total=2.5)
+    read = json.loads(as_json(found))
+    assert [part["effect"]["log"] for part in read["split"]["parts"]] == [p.effect.log for p in found.split.parts]
+    assert read["split"]["parts"][-1]["name"] == "unattributed"
+    assert read["loss"] == found.loss
+    assert read["flops_convention"] == "column flops of the table"
+    assert read["checks"][0]["contains_one"] in (True, False)
+
+
+def test_same_table_same_numbers() -> None:
+    assert split(planted(), num_draws=50) == split(planted(), num_draws=50)
+
+
+def test_order_of_rows_moves_no_estimate() -> None:
+    table = planted()
+    first = split(table, baseline="k2", target=FULL, num_draws=20)
+    second = split(table.iloc[::-1], baseline="k2", target=FULL, num_draws=20)
+    logs = {part.name: part.effect.log for part in second.split.parts}
+    assert {part.name: part.effect.log for part in first.split.parts} == pytest.approx(logs, rel=1e-6, abs=1e-9)
+
+
+def test_one_at_a_time_has_first_in_and_one_remainder() -> None:
+    found = split(only(planted(), FULL, *(f"+{name}" for name in COMPONENTS)), num_draws=100)
+    assert found.split.method == "first in"
+    assert found.split.parts[-1].name == TOGETHER
+    assert found.split.parts[-1].effect.log_interval is not None
+    assert found.split.parts[-1].effect.log_interval.contains(INTERACTION)
+    assert "no Shapley values, which need all 16 arms" in found.text()
+
+
+def test_diverged_arms_are_named_with_what_is_lost() -> None:
+    table = planted().assign(status="finished", reason="")
+    table.loc[table["arm"] == "+residual", ["status", "reason", "loss"]] = ["diverged", "loss above 30", np.nan]
+    found = split(table, num_draws=50)
+    assert found.split.method == "pairwise"
+    text = found.text()
+    assert "+residual is missing: no run of this arm finished; lost: first in of residual, the Shapley values" in text
+    assert "+residual s0 seed 0: diverged: loss above 30" in text
+
+
+def test_a_stated_point_is_where_it_is_read() -> None:
+    at_loss = split(planted(), at_loss=0.6, num_draws=20)
+    assert at_loss.loss == 0.6
+    at_flops = split(planted(), at_flops=1e21, num_draws=20)
+    assert at_flops.compute == pytest.approx(1e21)
+    assert at_flops.extrapolated["k2"] == pytest.approx(10.0)
+    assert "extrapolated for 17 of 17 arms" in at_flops.text()
+    with pytest.raises(InputError, match="state one of them"):
+        split(planted(), at_loss=0.6, at_flops=1e21, num_draws=20)
+
+
+def test_another_target_is_split_by_its_own_components() -> None:
+    found = split(planted(), target="+attention+residual", num_draws=50)
+    assert [part.name for part in found.split.parts] == ["attention", "residual"]
+    assert found.split.method == "shapley"
+
+
+def test_anybodys_columns_with_numbers_for_levels_and_no_arms() -> None:
+    table = planted()
+    table = table[table["arm"] != "a/a"].drop(columns="arm").rename(columns={"loss": "nats", "flops": "C"})
+    table = table.assign(**{name: (table[name] == "k3").astype(int) for name in COMPONENTS})
+    found = split(table.assign(note="tried twice"), components=COMPONENTS[:2], x="C", y="nats",
+                  where=["feed_forward=0", "balancing=0"], num_draws=50)  # fmt: skip
+    assert found.baseline == "attention=0, residual=0"
+    assert found.split.target == "attention=1, residual=1"
+    assert found.split.method == "shapley"
+    assert found.left_out == (
+        "feed_forward=0: 48 of 96 rows left out", "balancing=0: 24 of 48 rows left out",
+    )  # fmt: skip
+    assert "FLOPs: column C of the table" in found.text()
+
+
+@pytest.mark.parametrize(
+    ("components", "message"),
+    [
+        (["atention"], "--component atention: no such column; the table has arm, size"),
+        (["seed"], r"--component seed: arm k2 has several levels \(0, 1\)"),
+        (["gap"], "--component gap: row 0 has no level"),
+    ],
+)
+def test_wrong_components_are_refused(components: list[str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        split(planted().assign(gap=None), components=components, num_draws=20)
+
+
+def test_a_table_without_components_names_the_option() -> None:
+    with pytest.raises(InputError, match="--component"):
+        split(planted().drop(columns=list(COMPONENTS)), num_draws=20)
+
+
+def covered(num_tables: int, num_draws: int) -> dict[str, float]:
+    """Share of planted factorial tables (3 sizes, 2 seeds) whose intervals hold the truth, by kind of number.
+
+    The curve of every arm is least squares on ln L in closed form, to which the solver's are compared elsewhere.
+    """
+    generator, subsets = np.random.default_rng(7), coalitions(COMPONENTS)
+    log_compute, num_seeds = np.log(np.geomspace(1.0, 1000.0, 3)), 2
+    x = np.repeat(log_compute, num_seeds)
+    solve = np.linalg.pinv(np.stack([np.ones_like(x), -x], axis=1))
+    log_loss = np.array([-EXPONENT * (x + gain(subset)) for subset in subsets]).ravel()
+    at_log_loss, hits = -EXPONENT * log_compute[-1], dict.fromkeys(TRUTHS, 0.0)
+    keys = [(size, seed) for _ in subsets for size in range(3) for seed in range(num_seeds)]
+
+    def read(log_loss_DN: np.ndarray) -> np.ndarray:
+        """ln m [arms, D] from losses of all arms."""
+        offset, exponent = np.moveaxis(log_loss_DN.reshape(len(log_loss_DN), len(subsets), -1) @ solve.T, -1, 0)
+        log_reached = ((offset - at_log_loss) / exponent).T
+        return log_reached[0] - log_reached
+
+    for _ in range(num_tables):
+        seen = log_loss + 0.003 * generator.standard_normal(len(log_loss))
+        pairs = seen.reshape(-1, num_seeds)
+        square, degrees = float(((pairs - pairs.mean(axis=1, keepdims=True)) ** 2).sum()) / len(pairs), len(pairs)
+        noise = Noise("seeds", math.sqrt(square), degrees, square, degrees, 0.0, 0, 1.0)
+        fitted = (seen.reshape(len(subsets), -1) @ solve.T @ np.stack([np.ones_like(x), -x])).ravel()
+        log_m = np.concatenate([read(seen[None]), read(fitted + noise.draw(keys, num_draws, generator))], axis=1)
+        for kind, (values, truths) in found_and_true(dict(zip(subsets, log_m, strict=True))).items():
+            inside = [
+                percentile_interval(value[1:]).contains(truth) for value, truth in zip(values, truths, strict=True)
+            ]
+            hits[kind] += float(np.mean(inside))
+    return {kind: share / num_tables for kind, share in hits.items()}
+
+
+TRUTHS = ("shapley", "interaction", "first in", "last in", "total")
+
+
+def found_and_true(values: dict[frozenset[str], np.ndarray]) -> dict[str, tuple[list[np.ndarray], list[float]]]:
+    everything = frozenset(COMPONENTS)
+    pairs = interactions(values, COMPONENTS)
+    first = [first_in(values, name) for name in COMPONENTS]
+    last = [last_in(values, name, everything) for name in COMPONENTS]
+    return {
+        "shapley": (list(shapley(values, COMPONENTS).values()), list(SHAPLEY.values())),
+        "interaction": (
+            list(pairs.values()), [INTERACTION if pair == {"attention", "residual"} else 0.0 for pair in pairs],
+        ),
+        "first in": ([value for value in first if value is not None], list(GAINS.values())),
+        "last in": (
+            [value for value in last if value is not None],
+            [gain(everything) - gain(everything - {name}) for name in COMPONENTS],
+        ),
+        "total": ([values[everything]], [gain(everything)]),
+    }  # fmt: skip
+
+
+def test_intervals_cover_as_often_as_they_say() -> None:
+    for kind, rate in covered(num_tables=1000, num_draws=250).items():
+        assert 0.93 <= rate <= 0.97, kind
