@@ -34,6 +34,7 @@ from k3ablate.fits.uncertainty import (
 # Variable of a form -> our column of it.
 COLUMN_OF = {"compute": "flops", "params": "active_params", "tokens": "tokens"}
 Intervals = Literal["noise", "resampling"]
+FEW_SEEDS = 0.1  # degrees of freedom of the seeds' noise per point
 ONE_MORE_RUN = ("one more run", 0)
 MAX_NAMED = 3  # of the runs that are in no fit, where none is
 
@@ -191,7 +192,9 @@ def _nothing_finished(points: _Points) -> str:
 
 
 def _is_resampled(num_points: int, asked: Intervals | None, seeds: Noise | None) -> bool:
-    return asked == "resampling" or (asked is None and seeds is None and num_points >= MIN_POINTS)
+    """As asked for; by itself where points are many and seeds say little."""
+    few_seeds = seeds is None or seeds.degrees_of_freedom < FEW_SEEDS * num_points
+    return asked == "resampling" or (asked is None and few_seeds and num_points >= MIN_POINTS)
 
 
 def _seed_noise(points: Mapping[str, _Points]) -> Noise | None:

@@ -76,7 +76,8 @@ def seed_noise(cells: Sequence[Hashable], keys: Sequence[Hashable], log_loss_N: 
     index_N, num_cells = _indexed(cells)
     if len(cells) == num_cells:
         return None
-    return _components(log_loss_N, np.eye(num_cells)[index_N], keys, "seeds")
+    indicator_NC = np.eye(num_cells)[index_N]  # columns without a common point: orthogonal as they are
+    return _components(log_loss_N, indicator_NC / np.sqrt(indicator_NC.sum(axis=0)), keys, "seeds")
 
 
 def residual_noise(fits: Mapping[str, Fit], inputs: Mapping[str, Array], loss: Mapping[str, Array],
@@ -89,7 +90,7 @@ def residual_noise(fits: Mapping[str, Fit], inputs: Mapping[str, Array], loss: M
 
 def linear_noise(residual_N: Array, jacobian_NP: Array, keys: Sequence[Hashable]) -> Noise:
     """Noise from what curves leave over of ln L, given its derivative by all their free parameters."""
-    return _components(residual_N, jacobian_NP, keys, "residuals")
+    return _components(residual_N, _orthonormal(jacobian_NP), keys, "residuals")
 
 
 def jacobian(fit: Fit, inputs: Array) -> Array:
@@ -186,22 +187,27 @@ def misfit(residual_N: Array, cells: Sequence[Hashable], num_free: int, noise: N
 
 
 def _components(
-    values_N: Array, fixed_NP: Array, keys: Sequence[Hashable], source: Literal["seeds", "residuals"]
+    values_N: Array, basis_NP: Array, keys: Sequence[Hashable], source: Literal["seeds", "residuals"]
 ) -> Noise:
-    """Variance components by Henderson's method 3 (Biometrics 9, 1953): shared effects fitted after the fixed part."""
+    """Variance components by Henderson's method 3 (Biometrics 9, 1953): shared effects fitted after the fixed part.
+
+    `basis_NP` is an orthonormal basis of the fixed part.
+    """
     index_N, num_keys = _indexed(keys)
-    basis_NP = _orthonormal(fixed_NP)
     left_N = values_N - basis_NP @ (basis_NP.T @ values_N)
+    total, degrees = float(left_N @ left_N), len(values_N) - basis_NP.shape[1]
+    assert degrees > 0, "fits with more points than parameters leave degrees of freedom"
+    pooled_sd = float(np.sqrt(total / degrees))
+    unpaired = Noise(source, pooled_sd, degrees, total / degrees, degrees, 0.0, 0, 1.0)
+    if num_keys == len(values_N):
+        return unpaired  # no two arms share a size and seed, which a large table need not find out the long way
     shared_NK = np.eye(num_keys)[index_N]
     shared_NK -= basis_NP @ (basis_NP.T @ shared_NK)
     shared_basis_NR = _orthonormal(shared_NK)
-    total, degrees = float(left_N @ left_N), len(values_N) - basis_NP.shape[1]
-    assert degrees > 0, "fits with more points than parameters leave degrees of freedom"
     shared_degrees = shared_basis_NR.shape[1]
     own_degrees = degrees - shared_degrees
-    pooled_sd = float(np.sqrt(total / degrees))
-    if own_degrees == 0 or shared_degrees == 0:  # no two arms share a size and seed: pairing cannot be seen
-        return Noise(source, pooled_sd, degrees, total / degrees, degrees, 0.0, 0, 1.0)
+    if own_degrees == 0 or shared_degrees == 0:
+        return unpaired  # pairing cannot be seen
     shared = float(np.sum((shared_basis_NR.T @ left_N) ** 2))
     own_square = max(total - shared, 0.0) / own_degrees
     weight = float(np.sum(shared_NK**2))
