@@ -4,16 +4,17 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from k3ablate.fitting import fit as fit
     from k3ablate.splitting import split as split
 
 __version__ = "0.1.0"
 
 # Verbs over pandas frames, imported when they are asked for.
-VERBS = {"split": "k3ablate.splitting"}
+VERBS = {"fit": "k3ablate.fitting", "split": "k3ablate.splitting"}
 
 
 def __getattr__(name: str) -> object:
-    """A verb over frames: k3ablate.split(frame, ...)."""
+    """A verb over frames: k3ablate.fit(frame, ...)."""
     if name not in VERBS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(VERBS[name]), name)
