@@ -11,11 +11,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tabulate import tabulate
 
 from k3ablate.config import Tree
+
+if TYPE_CHECKING:
+    from k3ablate.fits.split_analysis import AnalysedSplit
 
 
 class Answer(Protocol):
@@ -245,9 +248,11 @@ class Reported:
     provenance: str
     files: Sequence[str]
     table: str  # as it is shown on a terminal
+    split: "AnalysedSplit | None" = None
+    no_split: str = ""  # why there is none
 
     def text(self) -> str:
-        """The table, then the files."""
+        """The tables, then the files."""
         return "\n".join([self.table.rstrip(), "", *self.files])
 
 

@@ -5,11 +5,12 @@ The fitting is in `fits`, the looks are in `report`; nothing here trains.
 
     <root>/results/<experiment>/   runs.csv runs.parquet   one row per run (`collect`)
                                    table.md table.csv curves.csv figure.png figure.svg   one row per arm (`report`)
+                                   split.md split.csv   one row per component, where there are several (`report`)
 """
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,20 +21,23 @@ from k3ablate.answers import ArmResult, Collected, Problem, Reported
 from k3ablate.config import InputError
 from k3ablate.experiment import Experiment, load
 from k3ablate.fits.analysis import Analysis, ArmAnalysis, analyse
+from k3ablate.fits.split_analysis import AnalysedSplit, split_analysis
 from k3ablate.jobs import folders
 from k3ablate.jobs.folders import results_folder
 from k3ablate.plan import PlanRow
 from k3ablate.recipes import experiment_path
 from k3ablate.records import RunRecord, table, write_table
-from k3ablate.report import curves
+from k3ablate.report import curves, split_table
 from k3ablate.report.figures import loss_against_compute, new_figure, save_figure
 from k3ablate.report.tables import Provenance, notes, render_text, write_tables
+from k3ablate.splitting import intervals_text
 from k3ablate.verbs import digests, plan_from_known_corpora
 
 RUNS_STEM = "runs"
 TABLE_STEM = "table"
 CURVES_FILE = "curves.csv"
 FIGURE_STEM = "figure"
+SPLIT_STEM = "split"
 FLOPS_CONVENTION = "3 x counted forward FLOPs per token x tokens"
 BOOTSTRAP_SEED = 0  # the same records give the same intervals
 MAX_NAMED = 6  # of the runs that are missing
@@ -79,6 +83,8 @@ def report(name: str, root: Path, form: str | None = None) -> Reported:
     tables = write_tables(analysis, provenance, material.folder / TABLE_STEM)
     fitted = curves.write_curves(analysis, material.folder / CURVES_FILE)
     figures = _draw(analysis, material.folder / FIGURE_STEM)
+    split, no_split = _split(analysis)
+    split_text, split_files = _write_split(split, no_split, analysis, provenance, material.folder / SPLIT_STEM)
     return Reported(
         experiment=material.experiment.name,
         arms=[_arm_result(analysis, arm) for arm in analysis.arms],
@@ -88,9 +94,33 @@ def report(name: str, root: Path, form: str | None = None) -> Reported:
             Problem(f"{run.arm} {run.size} seed {run.seed}", run.status, run.reason) for run in analysis.excluded
         ],
         provenance=provenance.line(),
-        files=[*collected.files, *map(str, tables), str(fitted), *map(str, figures)],
-        table=render_text(analysis, provenance),
+        files=[*collected.files, *map(str, tables), str(fitted), *map(str, figures), *map(str, split_files)],
+        table=f"{render_text(analysis, provenance)}\n{split_text}",
+        split=split,
+        no_split=no_split,
     )
+
+
+def _split(analysis: Analysis) -> tuple[AnalysedSplit | None, str]:
+    """The split to the arm that changes everything, or the reason why there is none."""
+    if len({component for arm in analysis.arms for component in arm.changed}) < 2:
+        return None, "one component: its multiplier is all there is"
+    try:
+        return split_analysis(analysis), ""
+    except InputError as error:
+        return None, str(error)
+
+
+def _write_split(
+    found: AnalysedSplit | None, reason: str, analysis: Analysis, provenance: Provenance, stem: Path
+) -> tuple[str, Sequence[Path]]:
+    """The split as text and as files; one of an earlier report does not stay where there is none now."""
+    if found is None:
+        for suffix in (".md", ".csv"):
+            stem.with_suffix(suffix).unlink(missing_ok=True)
+        return f"No split: {reason}", ()
+    remarks = (f"intervals: 95 percent, {intervals_text(analysis, found.form)}", provenance.line())
+    return split_table.render_text(found, remarks), split_table.write_split(found, remarks, stem)
 
 
 def _read(name: str, root: Path) -> _Material:

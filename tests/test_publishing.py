@@ -145,6 +145,29 @@ def test_the_same_records_give_the_same_bytes(settle, place: Path) -> None:
     assert as_json(second) == as_json(first)
 
 
+def test_several_components_are_split_and_one_is_not(settle, place: Path) -> None:
+    results = place / "runs" / "results" / "planted"
+    residual = "  residual: {levels: {k2: {}, k3: {model.residual: {from: kimi-k3}}}}\ndesign: factorial"
+    (place / "planted.yaml").write_text(EXPERIMENT.replace("design: one_at_a_time", residual))
+    settle()
+    answer = publishing.report("planted.yaml", place / "runs")
+    found = answer.split
+    assert found is not None
+    assert (found.split.method, found.split.target) == ("shapley", "full")
+    for part in found.split.parts:
+        assert part.effect.factor == pytest.approx(MULTIPLIER**0.5, rel=0.02)
+    assert {"split.md", "split.csv"} <= {Path(file).name for file in answer.files}
+    markdown = (results / "split.md").read_text()
+    assert "experiment planted (" in markdown
+    assert "Shapley (95 %)" in answer.text()
+    read = json.loads(as_json(answer))["split"]["split"]
+    assert [part["effect"]["log"] for part in read["parts"]] == [part.effect.log for part in found.split.parts]
+    (place / "planted.yaml").write_text(EXPERIMENT)
+    alone = publishing.report("planted.yaml", place / "runs")
+    assert (alone.split, alone.no_split) == (None, "one component: its multiplier is all there is")
+    assert not (results / "split.md").exists()
+
+
 def test_text_and_json_hold_the_same_numbers(settle, place: Path) -> None:
     settle()
     answer = publishing.report("planted.yaml", place / "runs")

@@ -66,6 +66,7 @@ def split_analysis(
     if len(everyone.log_multiplier) < 2:
         raise InputError(f"split: no arm but {analysis.baseline} can be read: {'; '.join(everyone.warnings)}")
     others = [design(changed, analysis.baseline, other) for other in planned.other_targets]
+    found = _split(planned, everyone, claimed)
     return AnalysedSplit(
         baseline=analysis.baseline,
         form=at.form,
@@ -73,10 +74,10 @@ def split_analysis(
         loss=at.loss,
         compute=at.compute,
         beyond={arm: at.beyond[arm] for arm in concerned if arm in at.beyond},
-        split=_split(planned, everyone, claimed),
+        split=found,
         other_targets=tuple(_split(other, everyone, claimed) for other in others),
         checks=_checks(planned, everyone),
-        warnings=everyone.warnings,
+        warnings=_warnings(everyone, found),
     )
 
 
@@ -101,6 +102,12 @@ def _checks(planned: Design, readings: Readings) -> tuple[Check, ...]:
             ratio = effect(difference(_values(readings, arm), _values(readings, first)))
             found.append(Check(arm, first, ratio, not ratio.told_from_one))
     return tuple(found)
+
+
+def _warnings(readings: Readings, found: Split) -> tuple[str, ...]:
+    """Those of the readings but for arms that the split names as missing."""
+    named = tuple(f"{gone.arm}: " for gone in found.missing if gone.arm in readings.refused)
+    return tuple(text for text in readings.warnings if not text.startswith(named))
 
 
 def _values(readings: Readings, arm: str) -> Array:
