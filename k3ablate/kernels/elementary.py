@@ -13,11 +13,14 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from k3ablate.kernels.vector import add, fma, from_exponent, multiply, splat, subtract, where_less
+
 # Rounding in `exponential` is an addition and a subtraction of one large number, which reassociation would remove.
 _exact_order = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 
 _ONE = numpy.float32(1)
 _LOWEST, _HIGHEST = numpy.float32(-87.3), numpy.float32(88.3)
+_LOWEST_POWER = numpy.float32(-126)
 _ROUNDER = numpy.float32(1.5 * 2**23)  # adding it leaves no digits after the point
 _PER_LOG2 = numpy.float32(1 / numpy.log(2))
 # log 2 in two parts, the first short enough that n times it is exact (Cody and Waite 1980).
@@ -35,7 +38,14 @@ def _fitted_tanh() -> tuple[numpy.float32, ...]:
     return tuple(numpy.float32(coefficient) for coefficient in fitted.convert().coef)
 
 
-_TANH = _fitted_tanh()
+def _fitted_powers() -> tuple[numpy.float32, ...]:
+    """Coefficients of 2^r for |r| < 1/2, fitted at Chebyshev nodes."""
+    nodes = 0.5 * numpy.cos(numpy.pi * (numpy.arange(200) + 0.5) / 200)
+    fitted = numpy.polynomial.Polynomial.fit(nodes, numpy.exp2(nodes), 6)
+    return tuple(numpy.float32(coefficient) for coefficient in fitted.convert().coef)
+
+
+_TANH, _POWERS = _fitted_tanh(), _fitted_powers()
 
 
 def _same_bits(kind: Any, result: Any, name: str) -> Any:
@@ -73,6 +83,21 @@ def exponential(x: Any) -> Any:
     series = series * r + _TAYLOR[1]
     series = series * r + _TAYLOR[0]
     return series * _from_bits(numpy.int32((_bits_of(shifted) << _MANTISSA_BITS) + _EXPONENT_OF_ONE))
+
+
+@_exact_order
+def powers_of_two(x: Any) -> Any:
+    """2^x = 2^n 2^r, |r| <= 1/2, of the sixteen numbers of a vector, each at most 127; zero below -126."""
+    shifted = add(x, splat(_ROUNDER))
+    r = subtract(x, subtract(shifted, splat(_ROUNDER)))
+    series = fma(splat(_POWERS[6]), r, splat(_POWERS[5]))
+    series = fma(series, r, splat(_POWERS[4]))
+    series = fma(series, r, splat(_POWERS[3]))
+    series = fma(series, r, splat(_POWERS[2]))
+    series = fma(series, r, splat(_POWERS[1]))
+    series = fma(series, r, splat(_POWERS[0]))
+    powers = multiply(series, from_exponent(shifted))
+    return where_less(x, splat(_LOWEST_POWER), splat(numpy.float32(0)), powers)
 
 
 @_exact_order

@@ -7,7 +7,8 @@ import numba
 import numpy
 import pytest
 
-from k3ablate.kernels.elementary import exponential, sigmoid, tanh
+from k3ablate.kernels.elementary import exponential, powers_of_two, sigmoid, tanh
+from k3ablate.kernels.vector import LANES, load, store
 
 Array = numpy.ndarray[Any, Any]
 
@@ -51,3 +52,28 @@ def test_limits_and_nan(function: Any) -> None:
     assert (y_X[:, 1] >= at_infinity).all()
     assert numpy.allclose(y_X[:, 2], at_minus_infinity, atol=1e-37)
     assert (y_X[:, 3] == at_zero).all()
+
+
+@numba.njit
+def _powers(x_X: Any, y_X: Any) -> None:
+    for x in range(0, x_X.shape[0], LANES):
+        store(y_X, x, powers_of_two(load(x_X, x)))
+
+
+def test_powers_of_two_of_vectors() -> None:
+    x_X = numpy.linspace(-140, 127, LANES * 5000).astype(numpy.float32)
+    y_X = numpy.empty_like(x_X)
+    _powers(x_X, y_X)
+    normal_X = x_X >= -126
+    exact_X = 2.0 ** x_X.astype(numpy.float64)
+    assert numpy.max(numpy.abs(y_X / exact_X - 1)[normal_X]) < 5 * 2**-24
+    assert not y_X[~normal_X].any()
+
+
+def test_powers_of_two_of_whole_numbers_nan_and_minus_infinity() -> None:
+    x_X = numpy.array([0, 1, -126, 127, numpy.nan, -numpy.inf, -1e30, 0.5] * 2, numpy.float32)
+    y_X = numpy.empty_like(x_X)
+    _powers(x_X, y_X)
+    expected_X = numpy.array([1, 2, 2.0**-126, 2.0**127, numpy.nan, 0, 0, 2**0.5] * 2, numpy.float32)
+    numpy.testing.assert_array_almost_equal_nulp(y_X[~numpy.isnan(x_X)], expected_X[~numpy.isnan(x_X)], nulp=1)
+    assert numpy.isnan(y_X[numpy.isnan(x_X)]).all()
