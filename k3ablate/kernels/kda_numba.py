@@ -12,9 +12,6 @@ Compiled code is cached on disk beside this file, or in NUMBA_CACHE_DIR.
 Shapes: as in `kda.py`, and P (batch, head) pairs, N tiles of a head, W channels of a tile, S segments.
 """
 
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any
 
 import numba
@@ -25,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from k3ablate.kernels.kda import zero_state
+from k3ablate.kernels.threads import share_out
 from k3ablate.kernels.vector import LANES, fma, load, multiply, splat, store, total
 
 TILE = LANES  # value channels of a tile
@@ -75,7 +73,7 @@ class _NumbaKda(torch.autograd.Function):
             batch * num_heads, value_width // TILE, -(-length // SEGMENT), initial_BHKV.shape[2], TILE
         )
         output_BTHV, state_BHKV = torch.empty_like(value_BTHV), initial_BHKV.clone()
-        _share_out(_forward, *inputs[:5], state_BHKV, kept_PNSKW, output_BTHV)
+        share_out(_forward, batch * num_heads, *inputs[:5], state_BHKV, kept_PNSKW, output_BTHV)
         ctx.save_for_backward(*inputs[:5], kept_PNSKW)
         return output_BTHV, state_BHKV
 
@@ -83,27 +81,11 @@ class _NumbaKda(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, output_gradient: Tensor, final_gradient: Tensor) -> tuple[Tensor, ...]:
         *inputs, kept_PNSKW = ctx.saved_tensors
+        num_pairs = inputs[0].shape[0] * inputs[0].shape[2]
         state_gradient = final_gradient.clone(memory_format=torch.contiguous_format)
         gradients = [torch.zeros_like(tensor) for tensor in inputs]
-        _share_out(_backward, *inputs, kept_PNSKW, output_gradient.contiguous(), state_gradient, *gradients)
+        share_out(_backward, num_pairs, *inputs, kept_PNSKW, output_gradient.contiguous(), state_gradient, *gradients)
         return *gradients, state_gradient
-
-
-def _share_out(kernel: Callable[..., None], *tensors: Tensor) -> None:
-    """Call `kernel` on parts of the pairs, one part for each of torch's threads."""
-    arrays = [tensor.detach().numpy() for tensor in tensors]
-    batch, _, num_heads = tensors[0].shape[:3]
-    num_threads = min(torch.get_num_threads(), batch * num_heads)
-    ends = [batch * num_heads * part // num_threads for part in range(num_threads + 1)]
-    if num_threads == 1:
-        kernel(*ends, *arrays)
-        return
-    (first, last), *rest = pairwise(ends)
-    with ThreadPoolExecutor(num_threads - 1) as threads:  # the compiled code holds no lock
-        calls = [threads.submit(kernel, start, stop, *arrays) for start, stop in rest]
-        kernel(first, last, *arrays)  # here: waiting instead cost as much as a second thread gained
-        for call in calls:
-            call.result()
 
 
 @compiled
