@@ -10,11 +10,11 @@ Shape legend: `slots.py`, and R channels of a latent, P channels of the position
 from collections.abc import Mapping
 from typing import Literal, Self
 
-import torch
 from pydantic import PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
-from torch.nn import functional
 
+from k3ablate.kernels.causal_attention import causal_attention
+from k3ablate.kernels.rotary import rotary
 from k3ablate.model.norms import RMSNorm
 from k3ablate.model.slots import Dial, Mixer, MixerConfig
 
@@ -127,7 +127,7 @@ class MLA(LatentMixerConfig):
 
     def build(self, width: int) -> "LatentAttention":
         """The torch module, uninitialised."""
-        return LatentAttention(self, width, self.norm_epsilon, Rotary(self.rotary_base))
+        return LatentAttention(self, width, self.norm_epsilon, Rotary(self.position_width, self.rotary_base))
 
 
 class GatedMLA(LatentMixerConfig):
@@ -146,21 +146,15 @@ class GatedMLA(LatentMixerConfig):
 
 
 class Rotary(nn.Module):
-    """Rotates pairs of channels (i, i + K/2) by angles that grow with the position (Su et al. 2021)."""
+    """Positions in the last `width` channels of queries and keys."""
 
-    def __init__(self, base: float) -> None:
+    def __init__(self, width: int, base: float) -> None:
         super().__init__()
-        self.base = base
+        self.width, self.base = width, base
 
     def forward(self, x_BTHK: Tensor) -> Tensor:
-        """x_BTHK at positions 0..T-1, in its own dtype; K is even."""
-        length, half = x_BTHK.shape[1], x_BTHK.shape[3] // 2
-        positions_T1 = torch.arange(length, device=x_BTHK.device, dtype=torch.float32)[:, None]
-        exponents = torch.arange(half, device=x_BTHK.device, dtype=torch.float32) / half
-        angles_T1K = (positions_T1 * self.base**-exponents)[:, None, :]
-        cosine, sine = angles_T1K.cos(), angles_T1K.sin()
-        first, second = x_BTHK.chunk(2, dim=-1)
-        return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1).to(x_BTHK.dtype)
+        """x_BTHK at positions 0..T-1, in its own dtype."""
+        return rotary(x_BTHK, self.width, self.base)
 
 
 class SoftmaxAttention(Mixer):
@@ -174,7 +168,7 @@ class SoftmaxAttention(Mixer):
         self.key = nn.Linear(width, shared, bias=False)
         self.value = nn.Linear(width, shared, bias=False)
         self.output = nn.Linear(inner, width, bias=False)
-        self.rotation = Rotary(config.rotary_base)
+        self.rotation = Rotary(config.head_width, config.rotary_base)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """x_BTD -> y_BTD."""
@@ -187,7 +181,7 @@ class SoftmaxAttention(Mixer):
 
 
 class LatentAttention(Mixer):
-    """Multi-head latent attention; `rotation` acts on the position slices of queries and keys."""
+    """Multi-head latent attention; `rotation` acts on the position slices, the last channels of queries and keys."""
 
     def __init__(self, config: LatentMixerConfig, width: int, norm_epsilon: float, rotation: nn.Module) -> None:
         super().__init__()
@@ -209,22 +203,13 @@ class LatentAttention(Mixer):
 
     def attend(self, x_BTD: Tensor) -> Tensor:
         """What the heads found, side by side: [B, T, H * V]."""
-        key_BTHK, value_BTHV = self._keys_and_values(x_BTD)
-        return causal_attention(self._queries(x_BTD), key_BTHK, value_BTHV).flatten(2)
-
-    def _queries(self, x_BTD: Tensor) -> Tensor:
         config = self.config
         query_BTHK = self.query_up(self.query_norm(self.query_down(x_BTD))).unflatten(-1, (config.num_heads, -1))
-        content_BTHK, position_BTHP = query_BTHK.split([config.head_width, config.position_width], dim=-1)
-        return torch.cat([content_BTHK, self.rotation(position_BTHP)], dim=-1)
-
-    def _keys_and_values(self, x_BTD: Tensor) -> tuple[Tensor, Tensor]:
-        config = self.config
         latent_BTR, position_BTP = self.key_value_down(x_BTD).split([config.key_value_rank, config.position_width], -1)
         key_value = self.key_value_up(self.key_value_norm(latent_BTR)).unflatten(-1, (config.num_heads, -1))
-        content_BTHK, value_BTHV = key_value.split([config.head_width, config.value_width], dim=-1)
-        position_BTHP = self.rotation(position_BTP[:, :, None]).expand(-1, -1, config.num_heads, -1)
-        return torch.cat([content_BTHK, position_BTHP], dim=-1), value_BTHV
+        key_BTHK, value_BTHV = key_value.split([config.head_width, config.value_width], dim=-1)
+        shared_BT1P = self.rotation(position_BTP[:, :, None])
+        return causal_attention(self.rotation(query_BTHK), key_BTHK, value_BTHV, shared_BT1P).flatten(2)
 
 
 class GatedLatentAttention(LatentAttention):
@@ -238,20 +223,6 @@ class GatedLatentAttention(LatentAttention):
         """x_BTD -> y_BTD."""
         y_BTD: Tensor = self.output(self.gate(x_BTD).sigmoid() * self.attend(x_BTD))
         return y_BTD
-
-
-def causal_attention(query_BTHK: Tensor, key_BTGK: Tensor, value_BTGV: Tensor) -> Tensor:
-    """softmax(q k / sqrt(K)) v over positions up to the query's own, softmax in float32 -> BTHV; G divides H."""
-    num_heads, query_width, value_width = query_BTHK.shape[2], query_BTHK.shape[3], value_BTGV.shape[3]
-    repeats = num_heads // key_BTGK.shape[2]
-    # Fused kernels want equal widths: without padding MLA takes torch's unfused path, three times slower on a CPU.
-    value_BTGK = functional.pad(value_BTGV, (0, max(0, query_width - value_width)))
-    query, key, value = (
-        tensor.transpose(1, 2)
-        for tensor in (query_BTHK, key_BTGK.repeat_interleave(repeats, 2), value_BTGK.repeat_interleave(repeats, 2))
-    )
-    attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-    return attended[..., :value_width].transpose(1, 2)
 
 
 def _check_even(name: str, width: int) -> None:
