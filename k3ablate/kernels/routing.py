@@ -1,11 +1,12 @@
-"""Which experts does each token choose, and how far was it from the others? Selection and its histogram.
+"""Which experts does each token choose, with what weights, and how far was it from the others?
 
-`choose` is top-k of score plus bias; `distances` and `distance_histogram` are what Quantile Balancing measures
-(specification 4.6). No gradient flows through any of them. torch's top-k and counting take longer on a CPU than the
-experts' products they serve, hence the numba forms. What is done with the results is `model/moe.py` and
+`choose` is top-k of score plus bias, `weigh` renormalises the raw scores of the chosen (specification 4.5), `distances`
+and `distance_histogram` are what Quantile Balancing measures (specification 4.6). A gradient flows through `weigh`
+alone. torch's top-k and counting take longer on a CPU than the experts' products they serve, and its gradient of
+weights as long as the scores themselves; hence the numba forms. What is done with the results is `model/moe.py` and
 `model/balancing.py`.
 
-Shapes: N tokens, E experts, A active experts of a token, H bins of the histogram.
+Shapes: N tokens, D model width, E experts, A active experts of a token, H bins of the histogram.
 """
 
 import math
@@ -16,8 +17,13 @@ from torch import Tensor
 
 from k3ablate.kernels import dispatch
 
+# Keeps the renormalisation finite when every chosen score underflows (specification 4.5).
+WEIGHT_FLOOR = 1e-20
+
 # (scores_NE, bias_E, num_active) -> chosen_NA
 Choose = Callable[[Tensor, Tensor, int], Tensor]
+# (scores_NE, chosen_NA, x_ND, matrix_ED, scale) -> weights_NA
+Weigh = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
 # (scores_NE, bias_E, chosen_NA, num_bins) -> counts_EH
 Histogram = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
@@ -30,6 +36,21 @@ def choose(scores_NE: Tensor, bias_E: Tensor, num_active: int) -> Tensor:
 def choose_plain(scores_NE: Tensor, bias_E: Tensor, num_active: int) -> Tensor:
     """The definition of `choose`."""
     return (scores_NE + bias_E).topk(num_active, dim=-1).indices
+
+
+def weigh(scores_NE: Tensor, chosen_NA: Tensor, x_ND: Tensor, matrix_ED: Tensor, scale: float) -> Tensor:
+    """Raw scores of the chosen, renormalised to the sum `scale`; the scores are sigmoid(x matrix^T).
+
+    All but A of a token's E scores have no part in its weights. Forms may give the gradient to `x` and `matrix` past
+    `scores`, which spares the dense products of its zeros.
+    """
+    return dispatch.choose(WEIGH, scores_NE)(scores_NE, chosen_NA, x_ND, matrix_ED, scale)
+
+
+def weigh_plain(scores_NE: Tensor, chosen_NA: Tensor, x_ND: Tensor, matrix_ED: Tensor, scale: float) -> Tensor:  # noqa: ARG001
+    """The definition of `weigh`; the gradient flows through `scores`."""
+    own_NA = scores_NE.gather(-1, chosen_NA)
+    return scale * own_NA / (own_NA.sum(-1, keepdim=True) + WEIGHT_FLOOR)
 
 
 def distances(scores_NE: Tensor, bias_E: Tensor, chosen_NA: Tensor) -> Tensor:
@@ -66,6 +87,12 @@ def _load_numba_choose() -> Choose:
     return routing_numba.choose
 
 
+def _load_numba_weigh() -> Weigh:
+    from k3ablate.kernels import routing_numba
+
+    return routing_numba.weigh
+
+
 def _load_numba_histogram() -> Histogram:
     from k3ablate.kernels import routing_numba
 
@@ -73,6 +100,8 @@ def _load_numba_histogram() -> Histogram:
 
 
 CHOOSE: dispatch.Operation[Choose] = dispatch.numba_or_torch("choose_experts", _load_numba_choose, choose_plain)
+
+WEIGH: dispatch.Operation[Weigh] = dispatch.numba_or_torch("weigh_experts", _load_numba_weigh, weigh_plain)
 
 HISTOGRAM: dispatch.Operation[Histogram] = dispatch.numba_or_torch(
     "balancing_histogram", _load_numba_histogram, distance_histogram_plain

@@ -4,6 +4,8 @@ numba keeps what it compiles on disk, so that this takes seconds once and little
 a first grid would compile the same kernels at the same time, inside the time that its run is charged with.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -19,8 +21,8 @@ from k3ablate.kernels.situ_glu import OPERATION as SITU_GLU
 from k3ablate.kernels.situ_glu import situ_glu
 
 OPERATIONS = (
-    KDA, SHORT_CONVOLUTION, UNIT_LENGTH, GATED_NORM, RMS_NORM, attnres.OPERATION, routing.CHOOSE, routing.HISTOGRAM,
-    experts.OPERATION, SITU_GLU,
+    KDA, SHORT_CONVOLUTION, UNIT_LENGTH, GATED_NORM, RMS_NORM, attnres.OPERATION, routing.CHOOSE, routing.WEIGH,
+    routing.HISTOGRAM, experts.OPERATION, SITU_GLU,
 )  # fmt: skip
 
 WIDTH = 16
@@ -57,6 +59,19 @@ def _routing() -> None:
     scores_NE, bias_E = torch.rand(2, NUM_EXPERTS, generator=torch.Generator().manual_seed(0)), torch.zeros(NUM_EXPERTS)
     chosen_NA = routing.choose(scores_NE, bias_E, 2)
     routing.distance_histogram(scores_NE, bias_E, chosen_NA, NUM_BINS)
+    weights_NA = routing.weigh(scores_NE, chosen_NA, _zeros(2, WIDTH), _zeros(NUM_EXPERTS, WIDTH), 1.0)
+    matrices = experts.ExpertWeights(*(_zeros(NUM_EXPERTS, WIDTH, WIDTH) for _ in range(3)))
+    torch.autograd.backward(experts.experts(_zeros(2, WIDTH), chosen_NA, weights_NA, matrices, _HiddenUnit()).sum())
+
+
+@dataclass(frozen=True)
+class _HiddenUnit:
+    """An activation that every form of experts takes."""
+
+    bounds: tuple[float, float] = (4.0, 25.0)
+
+    def combine(self, gate: Tensor, up: Tensor) -> Tensor:
+        return situ_glu(gate, up, *self.bounds)
 
 
 def _zeros(*shape: int) -> Tensor:

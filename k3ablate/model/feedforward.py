@@ -4,6 +4,7 @@
 their router are in `moe.py`.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
@@ -23,6 +24,11 @@ class SwiGLU(Config):
 
     kind: Literal["swiglu"] = "swiglu"
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Of gate and up, where SiTU-GLU has its own: infinite."""
+        return math.inf, math.inf
+
     def combine(self, gate: Tensor, up: Tensor) -> Tensor:
         """Hidden activation from the two projections, any shape; computed in float32, returned as it came."""
         return (functional.silu(at_least_float32(gate)) * at_least_float32(up)).to(gate.dtype)
@@ -34,6 +40,11 @@ class SiTUGLU(Config):
     kind: Literal["situ_glu"] = "situ_glu"
     gate_bound: PositiveFloat = 4.0
     up_bound: PositiveFloat = 25.0
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Of gate and up."""
+        return self.gate_bound, self.up_bound
 
     def combine(self, gate: Tensor, up: Tensor) -> Tensor:
         """Hidden activation from the two projections, any shape; computed in float32, returned as it came."""

@@ -20,11 +20,8 @@ from k3ablate.kernels import routing
 from k3ablate.kernels.experts import ExpertWeights, experts
 from k3ablate.model.balancing import Balancer
 from k3ablate.model.feedforward import GLU, ActivationUnion, SiTUGLU, SwiGLU, glu_parameters
-from k3ablate.model.norms import RMSNorm
+from k3ablate.model.norms import RMSNorm, full_precision
 from k3ablate.model.slots import BalancingConfig, Dial, FeedForward, FeedForwardConfig, Initialised
-
-# Keeps the renormalisation finite when every chosen score underflows (specification 4.5).
-WEIGHT_FLOOR = 1e-20
 
 
 class RoutedConfig(FeedForwardConfig):
@@ -209,15 +206,16 @@ class Router(nn.Module):
 
     def forward(self, x_BTD: Tensor) -> Routing:
         """Experts and weights of every token; training batches are shown to the balancer."""
-        with torch.autocast(x_BTD.device.type, enabled=False):
-            scores_BTE = functional.linear(x_BTD.float(), self.projection.weight.float()).sigmoid()
-        scores_NE = scores_BTE.detach().flatten(0, 1)
-        chosen_NA = routing.choose(scores_NE, self.balancer.bias_E, self.num_active)
-        chosen_BTA = chosen_NA.view(*scores_BTE.shape[:2], self.num_active)
-        chosen_scores_BTA = scores_BTE.gather(-1, chosen_BTA)
-        total_BT1 = chosen_scores_BTA.sum(-1, keepdim=True) + WEIGHT_FLOOR
-        auxiliary_loss = self.balancer.observe(scores_BTE, chosen_BTA) if self.training else scores_BTE.new_zeros(())
-        return Routing(chosen_BTA, self.routed_scale * chosen_scores_BTA / total_BT1, auxiliary_loss)
+        with full_precision(x_BTD):
+            x_ND, matrix_ED = x_BTD.float().flatten(0, 1), self.projection.weight.float()
+            scores_NE = functional.linear(x_ND, matrix_ED).sigmoid()
+            chosen_NA = routing.choose(scores_NE.detach(), self.balancer.bias_E, self.num_active)
+            weights_NA = routing.weigh(scores_NE, chosen_NA, x_ND, matrix_ED, self.routed_scale)
+        scores_BTE, chosen_BTA, weights_BTA = (
+            tensor.view(*x_BTD.shape[:2], -1) for tensor in (scores_NE, chosen_NA, weights_NA)
+        )
+        auxiliary_loss = self.balancer.observe(scores_BTE, chosen_BTA) if self.training else scores_NE.new_zeros(())
+        return Routing(chosen_BTA, weights_BTA, auxiliary_loss)
 
 
 class Experts(Initialised):
@@ -239,7 +237,7 @@ class Experts(Initialised):
         """Weighted sum over each token's experts, BTL."""
         matrices = ExpertWeights(self.gate_EFL, self.up_EFL, self.down_ELF)
         chosen_NA, weights_NA = decision.chosen.flatten(0, 1), decision.weights.flatten(0, 1)
-        y_NL = experts(x_BTL.flatten(0, 1), chosen_NA, weights_NA, matrices, self.activation.combine)
+        y_NL = experts(x_BTL.flatten(0, 1), chosen_NA, weights_NA, matrices, self.activation)
         return y_NL.view_as(x_BTL)
 
 

@@ -4,11 +4,10 @@ from collections.abc import Callable
 
 import torch
 from steps import Step, built
-from torch import Tensor
 
 from k3ablate.config import parse
 from k3ablate.kernels import routing
-from k3ablate.kernels.experts import ExpertWeights, experts_grouped, experts_plain
+from k3ablate.kernels.experts import Experts, ExpertWeights, experts, experts_grouped, experts_plain
 from k3ablate.model.balancing import NoBalancing, Quantile
 from k3ablate.model.decoder import ModelConfig
 from k3ablate.model.feedforward import GLU, SwiGLU
@@ -30,19 +29,19 @@ def test_experts(compare: Callable[..., None]) -> None:
     weights_NA = torch.full((TOKENS, ACTIVE), 1 / ACTIVE, requires_grad=True)
     given_NL = torch.randn(TOKENS, LATENT, generator=generator)
 
-    def routed(form: Callable[..., Tensor]) -> Callable[[], object]:
+    def routed(form: Experts) -> Callable[[], object]:
         leaves = [x_NL, weights_NA, *matrices]
-        combine = SwiGLU().combine
         return lambda: torch.autograd.grad(
-            form(x_NL, chosen_NA, weights_NA, ExpertWeights(*matrices), combine), leaves, given_NL
+            form(x_NL, chosen_NA, weights_NA, ExpertWeights(*matrices), SwiGLU()), leaves, given_NL
         )
 
     dense = GLU(LATENT, ACTIVE * EXPERT_WIDTH, SwiGLU())
     others = {
         "dense GLU": lambda: torch.autograd.grad(dense(x_NL), [x_NL, *dense.parameters()], given_NL),
         "loop over experts": routed(experts_plain),
+        "torch's grouped products": routed(experts_grouped),
     }
-    compare("experts", "grouped", routed(experts_grouped), others)
+    compare("experts", "chosen form", routed(experts), others)
 
 
 def test_attention_residuals(compare: Callable[..., None]) -> None:

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from k3ablate.kernels import routing, routing_numba
+from k3ablate.kernels.routing import Weigh
 
 # tokens, experts, active
 SHAPES = [(1, 3, 2), (7, 5, 4), (300, 33, 3), (64, 16, 8)]
@@ -32,6 +33,44 @@ def test_among_equals_numba_takes_the_first() -> None:
 def test_scores_that_are_not_numbers_still_choose_experts_that_exist() -> None:
     chosen = routing_numba.choose(torch.full((2, 5), torch.nan), torch.zeros(5), 3)
     assert chosen.tolist() == [[0, 1, 2]] * 2
+
+
+def _weights_and_gradients(form: Weigh, shape: tuple[int, int, int], dtype: torch.dtype) -> list[Tensor]:
+    """Of sigmoid scores, weighed by a given gradient: weights, and gradients of x and of the router's matrix."""
+    num_tokens, num_experts, num_active = shape
+    generator = torch.Generator().manual_seed(num_tokens)
+    x, matrix = (torch.randn(rows, 7, generator=generator).to(dtype).requires_grad_() for rows in shape[:2])
+    scores = (x @ matrix.T).sigmoid()
+    chosen = routing.choose_plain(scores.detach(), torch.zeros(num_experts, dtype=dtype), num_active)
+    weights = form(scores, chosen, x, matrix, 2.827)
+    given = torch.randn(num_tokens, num_active, generator=generator).to(dtype)
+    return [weights, *torch.autograd.grad(weights, (x, matrix), given)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_numba_weighs_as_torch_does_and_so_does_its_gradient(shape: tuple[int, int, int]) -> None:
+    expected = _weights_and_gradients(routing.weigh_plain, shape, torch.float64)
+    for fast, exact in zip(_weights_and_gradients(routing_numba.weigh, shape, torch.float32), expected, strict=True):
+        assert (fast - exact).norm() <= 1e-5 * exact.norm()
+    torch.testing.assert_close(expected[0].sum(1), torch.full(shape[:1], 2.827, dtype=torch.float64))
+
+
+def test_scores_that_all_underflow_weigh_nothing_and_stay_finite() -> None:
+    scores, x, matrix = torch.zeros(2, 5), torch.ones(2, 3, requires_grad=True), torch.ones(5, 3, requires_grad=True)
+    weights = routing_numba.weigh(scores, torch.tensor([[0, 1], [3, 2]]), x, matrix, 2.827)
+    assert (weights == 0).all()
+    weights.sum().backward()
+    assert (x.grad == 0).all()
+    assert (matrix.grad == 0).all()
+
+
+def test_a_score_that_is_not_a_number_spoils_its_own_token() -> None:
+    scores, x, matrix = torch.full((3, 5), 0.5), torch.ones(3, 3, requires_grad=True), torch.ones(5, 3)
+    scores[1, 4] = torch.nan
+    weights = routing_numba.weigh(scores, torch.tensor([[4, 1], [0, 4], [2, 3]]), x, matrix, 1.0)
+    assert weights.isnan().all(1).tolist() == [False, True, False]
+    weights.square().sum().backward()
+    assert x.grad.isnan().all(1).tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("num_bins", [1, 10, 1000])

@@ -13,6 +13,7 @@ from k3ablate.config import InputError, parse
 from k3ablate.kernels import (
     attnres_numba,
     dispatch,
+    experts_numba,
     head_norms_numba,
     kda_numba,
     rms_norm_numba,
@@ -27,6 +28,7 @@ from k3ablate.recipes import recipe
 
 MODULES = (
     attnres_numba,
+    experts_numba,
     head_norms_numba,
     kda_numba,
     rms_norm_numba,
@@ -53,7 +55,7 @@ def test_every_operation_of_the_package_is_known() -> None:
     assert defined == {operation.name: operation for operation in OPERATIONS}
 
 
-@pytest.mark.parametrize("forced", ["foo", "experts=numba", "foo=numba"])
+@pytest.mark.parametrize("forced", ["foo", "experts=triton", "foo=numba"])
 def test_what_cannot_be_forced_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, forced: str) -> None:
     monkeypatch.setenv("K3ABLATE_KERNELS", forced)
     with pytest.raises(InputError, match=r"K3ABLATE_KERNELS: .*(no such kernel|no such operation); write "):
