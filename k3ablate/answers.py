@@ -248,7 +248,7 @@ class Reported:
     provenance: str
     files: Sequence[str]
     table: str  # as it is shown on a terminal
-    split: "AnalysedSplit | None" = None
+    split: "AnalysedSplit | None" = None  # a SplitAnswer of `splitting`
     no_split: str = ""  # why there is none
 
     def text(self) -> str:

@@ -17,11 +17,12 @@ from pathlib import Path
 import numpy as np
 import pandas
 
+from k3ablate import splitting
 from k3ablate.answers import ArmResult, Collected, Problem, Reported
 from k3ablate.config import InputError
 from k3ablate.experiment import Experiment, load
 from k3ablate.fits.analysis import Analysis, ArmAnalysis, analyse
-from k3ablate.fits.split_analysis import AnalysedSplit, split_analysis
+from k3ablate.fits.split_analysis import split_analysis
 from k3ablate.jobs import folders
 from k3ablate.jobs.folders import results_folder
 from k3ablate.plan import PlanRow
@@ -30,7 +31,7 @@ from k3ablate.records import RunRecord, table, write_table
 from k3ablate.report import curves, split_table
 from k3ablate.report.figures import loss_against_compute, new_figure, save_figure
 from k3ablate.report.tables import Provenance, notes, render_text, write_tables
-from k3ablate.splitting import intervals_text
+from k3ablate.splitting import SplitAnswer
 from k3ablate.verbs import digests, plan_from_known_corpora
 
 RUNS_STEM = "runs"
@@ -84,7 +85,7 @@ def report(name: str, root: Path, form: str | None = None) -> Reported:
     fitted = curves.write_curves(analysis, material.folder / CURVES_FILE)
     figures = _draw(analysis, material.folder / FIGURE_STEM)
     split, no_split = _split(analysis)
-    split_text, split_files = _write_split(split, no_split, analysis, provenance, material.folder / SPLIT_STEM)
+    split_text, split_files = _write_split(split, no_split, provenance, material.folder / SPLIT_STEM)
     return Reported(
         experiment=material.experiment.name,
         arms=[_arm_result(analysis, arm) for arm in analysis.arms],
@@ -101,25 +102,25 @@ def report(name: str, root: Path, form: str | None = None) -> Reported:
     )
 
 
-def _split(analysis: Analysis) -> tuple[AnalysedSplit | None, str]:
+def _split(analysis: Analysis) -> tuple[SplitAnswer | None, str]:
     """The split to the arm that changes everything, or the reason why there is none."""
     if len({component for arm in analysis.arms for component in arm.changed}) < 2:
         return None, "one component: its multiplier is all there is"
     try:
-        return split_analysis(analysis), ""
+        return splitting.answer(analysis, split_analysis(analysis), FLOPS_CONVENTION), ""
     except InputError as error:
         return None, str(error)
 
 
 def _write_split(
-    found: AnalysedSplit | None, reason: str, analysis: Analysis, provenance: Provenance, stem: Path
+    found: SplitAnswer | None, reason: str, provenance: Provenance, stem: Path
 ) -> tuple[str, Sequence[Path]]:
     """The split as text and as files; one of an earlier report does not stay where there is none now."""
     if found is None:
         for suffix in (".md", ".csv"):
             stem.with_suffix(suffix).unlink(missing_ok=True)
         return f"No split: {reason}", ()
-    remarks = (f"intervals: 95 percent, {intervals_text(analysis, found.form)}", provenance.line())
+    remarks = (*found.remarks(), provenance.line())
     return split_table.render_text(found, remarks), split_table.write_split(found, remarks, stem)
 
 

@@ -34,7 +34,17 @@ class SplitAnswer(AnalysedSplit):
 
     def text(self) -> str:
         """Tables and sentences for a terminal."""
-        return render_text(self, notes(self.flops_convention, self.intervals, self.left_out, self.excluded))
+        return render_text(self, self.remarks())
+
+    def remarks(self) -> tuple[str, ...]:
+        """What belongs to the numbers and is not the split's."""
+        return (
+            f"intervals: 95 percent, {self.intervals}",
+            f"FLOPs: {self.flops_convention}",
+            *self.left_out,
+            f"runs in no fit: {len(self.excluded) or 'none'}",
+            *(f"{run.name}: {run.status}: {run.reason}" for run in self.excluded),
+        )
 
 
 def split(
@@ -67,34 +77,22 @@ def split(
     table = _with_components(table, components)
     first = str(table["arm"].iloc[0]) if baseline is None else baseline
     analysis = analyse(table, first, form, np.random.default_rng(DRAWS_SEED), num_draws)
-    found = split_analysis(analysis, target, form, at_loss, at_flops, total)
-    excluded = [Problem(f"{run.arm} {run.size} seed {run.seed}", run.status, run.reason) for run in analysis.excluded]
+    found = split_analysis(analysis, target, at_loss, at_flops, total)
+    return answer(analysis, found, flops_convention or f"column {columns.compute} of the table", left_out)
+
+
+def answer(
+    analysis: Analysis, found: AnalysedSplit, flops_convention: str, left_out: Sequence[str] = ()
+) -> SplitAnswer:
+    """The split with what must stand beside it."""
     return SplitAnswer(
         **vars(found),
-        flops_convention=flops_convention or f"column {columns.compute} of the table",
-        intervals=intervals_text(analysis, found.form),
+        flops_convention=flops_convention,
+        intervals=f"{analysis.noise[found.form].method}, {analysis.num_draws} draws, joint over arms",
         left_out=left_out,
         excluded=[
             Problem(f"{run.arm} {run.size} seed {run.seed}", run.status, run.reason) for run in analysis.excluded
         ],
-    )
-
-
-def intervals_text(analysis: Analysis, form: str) -> str:
-    """How the intervals were made."""
-    return f"{analysis.noise[form].method}, {analysis.num_draws} draws, joint over arms"
-
-
-def notes(
-    flops_convention: str, intervals: str, left_out: Sequence[str], excluded: Sequence[Problem]
-) -> tuple[str, ...]:
-    """What belongs to the numbers and is not the split's."""
-    runs = [f"{run.name}: {run.status}: {run.reason}" for run in excluded]
-    return (
-        f"intervals: 95 percent, {intervals}",
-        f"FLOPs: {flops_convention}",
-        *left_out,
-        f"runs in no fit: {'; '.join(runs) or 'none'}",
     )
 
 

@@ -3,16 +3,22 @@
 import itertools
 import json
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pandas
 import pytest
 
+import k3ablate
 from k3ablate.answers import as_json
+from k3ablate.cli import main
 from k3ablate.config import InputError
 from k3ablate.fits.attribution import TOGETHER
 from k3ablate.fits.split import coalitions, first_in, interactions, last_in, shapley
 from k3ablate.fits.uncertainty import Noise, percentile_interval
+from k3ablate.records import read_table
 from k3ablate.splitting import split
 
 COMPONENTS = ("attention", "residual", "feed_forward", "balancing")
@@ -166,6 +172,59 @@ def test_wrong_components_are_refused(components: list[str], message: str) -> No
 def test_a_table_without_components_names_the_option() -> None:
     with pytest.raises(InputError, match="--component"):
         split(planted().drop(columns=list(COMPONENTS)), num_draws=20)
+
+
+def files(folder: Path) -> list[str]:
+    table = planted()
+    table.to_csv(folder / "runs.csv", index=False)
+    table.to_parquet(folder / "runs.parquet", index=False)
+    return [str(folder / "runs.csv"), str(folder / "runs.parquet")]
+
+
+@pytest.mark.slow
+def test_the_command_loads_no_training_library(tmp_path: Path) -> None:
+    script = (
+        "import sys\nfrom k3ablate.cli import main\nfor table in {files!r}:\n    try:\n        main(['split', table])\n"
+        "    except SystemExit as stop:\n        print('exit', stop.code, {heavy!r} & set(sys.modules))"
+    ).format(files=files(tmp_path), heavy={"torch", "lightning", "mlflow", "datasets", "numba", "matplotlib"})
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.count("exit 0 set()") == 2
+    assert result.stdout.count("Shapley (95 %)") == 2
+
+
+def test_the_command_gives_the_numbers_of_the_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    table = files(tmp_path)[0]
+    with pytest.raises(SystemExit) as stop:
+        main(["split", table, "--target", "+attention+residual", "--at-loss", "0.6", "--total", "2", "--json",
+              "--where", "size!=s9", "--component", "attention", "--component", "residual"])  # fmt: skip
+    assert stop.value.code == 0
+    printed = json.loads(capsys.readouterr().out)
+    expected = k3ablate.split(
+        read_table(Path(table)), target="+attention+residual", at_loss=0.6, total=2.0, where=["size!=s9"],
+        components=["attention", "residual"],
+    )  # fmt: skip
+    assert printed == json.loads(as_json(expected))
+    assert printed["split"]["parts"][-1]["name"] == "unattributed"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--baseline", "k22"], "baseline: no arm 'k22' in the table; did you mean 'k2'?"),
+        (["--target", "+atention"], "target: no arm '+atention' in the table; did you mean '+attention'?"),
+        (["--form", "cubic"], "form: unknown form 'cubic'"),
+        (["--component", "size"], "--component size: arm k2 has several levels (s0, s1, s2)"),
+    ],
+)
+def test_wrong_calls_are_one_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["split", files(tmp_path)[0], *arguments])
+    assert stop.value.code == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert message in captured.err
 
 
 def covered(num_tables: int, num_draws: int) -> dict[str, float]:

@@ -36,6 +36,7 @@ class AnalysedSplit:
     baseline: str
     form: str
     form_reason: str
+    elsewhere: str  # what is known of the split at other losses
     loss: float  # where all arms are read
     compute: float  # of the baseline there
     beyond: Mapping[str, float]  # arm of the split -> factor by which the point lies outside its measured range
@@ -51,8 +52,8 @@ class AnalysedSplit:
 
 
 def split_analysis(
-    analysis: Analysis, target: str | None = None, form: str | None = None, loss: float | None = None,
-    compute: float | None = None, claimed: float | None = None,
+    analysis: Analysis, target: str | None = None, loss: float | None = None, compute: float | None = None,
+    claimed: float | None = None,
 ) -> AnalysedSplit:  # fmt: skip
     """The split to `target`, by default the last arm that changes every component; see `split` for `claimed`.
 
@@ -61,8 +62,8 @@ def split_analysis(
     changed = {arm.arm: arm.changed for arm in analysis.arms}
     planned = design(changed, analysis.baseline, target)
     concerned = _concerned(planned)
-    at = read_all(analysis, form, loss, compute, arms=concerned)
-    everyone = read_all(analysis, form, at.loss if compute is None else None, compute)
+    at = read_all(analysis, None, loss, compute, arms=concerned)
+    everyone = read_all(analysis, None, at.loss if compute is None else None, compute)
     if len(everyone.log_multiplier) < 2:
         raise InputError(f"split: no arm but {analysis.baseline} can be read: {'; '.join(everyone.warnings)}")
     others = [design(changed, analysis.baseline, other) for other in planned.other_targets]
@@ -70,7 +71,8 @@ def split_analysis(
     return AnalysedSplit(
         baseline=analysis.baseline,
         form=at.form,
-        form_reason=analysis.form_reason if at.form == analysis.form else f"{at.form}, as asked for",
+        form_reason=analysis.form_reason,
+        elsewhere=_elsewhere(analysis),
         loss=at.loss,
         compute=at.compute,
         beyond={arm: at.beyond[arm] for arm in concerned if arm in at.beyond},
@@ -79,6 +81,14 @@ def split_analysis(
         checks=_checks(planned, everyone),
         warnings=_warnings(everyone, found),
     )
+
+
+def _elsewhere(analysis: Analysis) -> str:
+    """Curves of one exponent have one split, wherever they are read."""
+    if analysis.parallel is None:
+        return f"whether it is the same is not tested ({analysis.not_tested})"
+    same = "it is another" if analysis.parallel.rejected else "it may be the same"
+    return f"{same}, as {analysis.parallel.decision}"
 
 
 def _concerned(planned: Design) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from k3ablate.fits.attribution import Missing, Split
 from k3ablate.fits.split import Effect
 from k3ablate.fits.split_analysis import AnalysedSplit, Check
-from k3ablate.report.style import factor, loss_text, places_of
+from k3ablate.report.style import MOST_PLACES, factor, loss_text, places_of
 
 NOTHING = "-"
 FACTOR_PLACES = 2  # fewest decimals
@@ -52,6 +52,7 @@ def sentences(found: AnalysedSplit) -> tuple[str, ...]:
         *(_check(check) for check in found.checks),
         *(_other_target(other) for other in found.other_targets),
         f"curves: {found.form_reason}",
+        f"at other losses: {found.elsewhere}",
         *_outside(found),
         *split.warnings,
         *found.warnings,
@@ -68,6 +69,9 @@ def cell(effect: Effect | None) -> str:
     if not all(0.1 <= value < 10 for value in (effect.factor, interval.low, interval.high)):
         return f"{factor(effect.factor)} ({factor(interval.low)} to {factor(interval.high)})"
     places = places_of((interval.high - interval.low) / 2, FACTOR_PLACES)
+    ends = (interval.low, interval.high)
+    while effect.told_from_one and places < MOST_PLACES and any(round(end, places) == 1 for end in ends):
+        places += 1  # an interval that ends beside 1 must not look as if it held it
     return f"{effect.factor:.{places}f} ({interval.low:.{places}f} to {interval.high:.{places}f})"
 
 
@@ -134,7 +138,7 @@ def _missing(missing: Sequence[Missing]) -> list[str]:
     if absent:
         named = "; ".join(gone.arm for gone in absent[:MAX_NAMED]) + ("; ..." if len(absent) > MAX_NAMED else "")
         lost = ", ".join(dict.fromkeys(text for gone in absent for text in gone.lost))
-        lines.append(f"{len(absent)} arms are not in the table: {named}; lost: {lost}")
+        lines.append(f"not in the table ({len(absent)}): {named}; lost: {lost}")
     return lines
 
 

@@ -47,7 +47,7 @@ def analysed(changed: Mapping[str, Mapping[str, str]], seed: int = 0, claimed: f
     planned = design(changed, "k2")
     again = effect(np.concatenate([[0.01], np.linspace(-0.1, 0.1, 41)]))
     return AnalysedSplit(
-        baseline="k2", form="power", form_reason="power, as asked for", loss=2.5, compute=3e18,
+        baseline="k2", form="power", form_reason="power, as asked for", elsewhere="untested", loss=2.5, compute=3e18,
         beyond={"k2": 1.0, "attention": 1.4}, split=split(planned, gains(planned, seed), {}, claimed),
         other_targets=(), checks=(Check("a/a", "k2", again, contains_one=True),), warnings=("warning of a curve",),
     )  # fmt: skip
@@ -110,7 +110,7 @@ def test_a_partial_design_prints_no_shapley_value_and_says_what_is_missing() -> 
     text = render_text(analysed(ONE_AT_A_TIME), [])
     assert "Shapley (95 %)" not in text
     assert "no Shapley values, which need all 8 arms" in text
-    assert "3 arms are not in the table: attention + residual; attention + balancing; residual + balancing" in text
+    assert "not in the table (3): attention + residual; attention + balancing; residual + balancing" in text
     assert "told only together: attention x residual, attention x balancing, residual x balancing" in text
 
 
@@ -145,6 +145,7 @@ def test_written_twice_gives_the_same_bytes(tmp_path: Path) -> None:
     [
         (0.0, 0.3, "1.00 (0.74 to 1.35)"),
         (0.004, 0.003, "1.0040 (1.0010 to 1.0070)"),
+        (0.1003, 0.1, "1.1055 (1.0003 to 1.2218)"),
         (3.0, 0.1, "20.1 (18.2 to 22.2)"),
     ],
 )
