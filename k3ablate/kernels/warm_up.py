@@ -10,19 +10,23 @@ import torch
 from torch import Tensor
 
 from k3ablate.kernels import attnres, dispatch, experts, routing
+from k3ablate.kernels.causal_attention import OPERATION as CAUSAL_ATTENTION
+from k3ablate.kernels.causal_attention import causal_attention
 from k3ablate.kernels.head_norms import GATED_NORM, UNIT_LENGTH, gated_norm, unit_length
 from k3ablate.kernels.kda import OPERATION as KDA
 from k3ablate.kernels.kda import kda
 from k3ablate.kernels.rms_norm import OPERATION as RMS_NORM
 from k3ablate.kernels.rms_norm import rms_norm
+from k3ablate.kernels.rotary import OPERATION as ROTARY
+from k3ablate.kernels.rotary import rotary
 from k3ablate.kernels.short_convolution import OPERATION as SHORT_CONVOLUTION
 from k3ablate.kernels.short_convolution import short_convolution
 from k3ablate.kernels.situ_glu import OPERATION as SITU_GLU
 from k3ablate.kernels.situ_glu import situ_glu
 
 OPERATIONS = (
-    KDA, SHORT_CONVOLUTION, UNIT_LENGTH, GATED_NORM, RMS_NORM, attnres.OPERATION, routing.CHOOSE, routing.WEIGH,
-    routing.HISTOGRAM, experts.OPERATION, SITU_GLU,
+    CAUSAL_ATTENTION, ROTARY, KDA, SHORT_CONVOLUTION, UNIT_LENGTH, GATED_NORM, RMS_NORM, attnres.OPERATION,
+    routing.CHOOSE, routing.WEIGH, routing.HISTOGRAM, experts.OPERATION, SITU_GLU,
 )  # fmt: skip
 
 WIDTH = 16
@@ -36,14 +40,20 @@ def warm_up() -> None:
     InputError where K3ABLATE_KERNELS forces what does not exist or run here.
     """
     dispatch.check_forced(OPERATIONS)
-    _attention()
+    _softmax_attention()
+    _linear_attention()
     _residual()
     _routing()
     torch.autograd.backward(rms_norm(_zeros(1, WIDTH), _zeros(WIDTH), 1e-5).sum())
     torch.autograd.backward(situ_glu(_zeros(WIDTH), _zeros(WIDTH), 4.0, 25.0).sum())
 
 
-def _attention() -> None:
+def _softmax_attention() -> None:
+    query, key, value = (_zeros(1, 2, 1, WIDTH) for _ in range(3))
+    torch.autograd.backward(causal_attention(rotary(query, WIDTH, 1e4), key, value).sum())
+
+
+def _linear_attention() -> None:
     query, key, value, log_decay = (_zeros(1, 2, 1, WIDTH) for _ in range(4))
     output_BTHV, _ = kda(query, key, value, log_decay, _zeros(1, 2, 1))
     gated_BTHV = gated_norm(unit_length(output_BTHV), value, _zeros(WIDTH), 1e-5)

@@ -12,11 +12,13 @@ from k3ablate import kernels
 from k3ablate.config import InputError, parse
 from k3ablate.kernels import (
     attnres_numba,
+    causal_attention_numba,
     dispatch,
     experts_numba,
     head_norms_numba,
     kda_numba,
     rms_norm_numba,
+    rotary_numba,
     routing_numba,
     short_convolution_numba,
     situ_glu_numba,
@@ -28,10 +30,12 @@ from k3ablate.recipes import recipe
 
 MODULES = (
     attnres_numba,
+    causal_attention_numba,
     experts_numba,
     head_norms_numba,
     kda_numba,
     rms_norm_numba,
+    rotary_numba,
     routing_numba,
     short_convolution_numba,
     situ_glu_numba,
@@ -66,8 +70,8 @@ def test_a_step_compiles_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("K3ABLATE_KERNELS", raising=False)
     warm_up()
     before = num_compiled()
-    for module in MODULES:  # callees are compiled into them
-        assert sum(count for name, count in before.items() if name.startswith(f"{module.__name__}.")) >= 2
+    for module in MODULES:  # callees are compiled into them, and rotary has one kernel for both ways
+        assert sum(count for name, count in before.items() if name.startswith(f"{module.__name__}."))
     reference = parse(ModelConfig, recipe("model", "kimi-k3"), source="kimi-k3")
     config = scaled(reference, Size(name="x", width=24, num_layers=4, head_width=8, num_active=2), 256)
     decoder = Decoder(config)
