@@ -1,10 +1,10 @@
 """What does a table of runs say about every arm? The one call that reports read.
 
-`analyse` fits both curves to each arm, draws the seeds again, and reads every arm's multiplier against the baseline.
-All multipliers of one analysis come from ONE form, so that they compare: `power_floor` where every fitted arm has at
-least four different compute values and no parameter at a bound, otherwise `power`; `Analysis.form_reason` says why.
-A single size, an arm with too few points, or a table in which no run finished gives no curve and a sentence that says
-so. No splitting into components.
+`analyse` fits curves to each arm, draws the seeds again, and reads every arm's multiplier against the baseline: one
+number at a stated point, the same as a curve m(C) over what was measured, and the paired estimate. Which form they are
+read from is decided in `choosing`; `Analysis.form_reason` says why. Where a form that arms share was asked for and its
+hypothesis fails there is m(C) and no single number. A single size, an arm with too few points, or a table in which no
+run finished gives no curve and a sentence that says so. No splitting into components.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,15 +14,15 @@ import numpy as np
 import pandas
 
 from k3ablate.config import InputError
-from k3ablate.fits.forms import CURVES, POWER, POWER_FLOOR, Array, form_named
-from k3ablate.fits.multiplier import Multiplier, read_multiplier
+from k3ablate.fits.choosing import Choice, check_form, choose
+from k3ablate.fits.curves import NOTHING_OF_ARM, Curves, Drawing, own_curves, seeds_of, shared_curves
+from k3ablate.fits.forms import CURVES, SHARED
+from k3ablate.fits.hypotheses import ParallelTest, holm
+from k3ablate.fits.multiplier import Multiplier, MultiplierCurve, multiplier_curve, read_multiplier
 from k3ablate.fits.observations import Excluded, Observations, check_arm, observations
 from k3ablate.fits.paired import Paired, Point, paired_multiplier
-from k3ablate.fits.solve import DEFAULT_DELTA, Fit, fit
-from k3ablate.fits.uncertainty import NUM_DRAWS, Draws, Noise, lack_of_fit, refit, residual_noise, seed_noise
-
-NOTHING_OF_ARM = "no run of this arm finished"
-NOTHING_AT_ALL = "no run finished, so there is nothing to fit; every run is listed with its reason"
+from k3ablate.fits.solve import DEFAULT_DELTA, Fit
+from k3ablate.fits.uncertainty import NUM_DRAWS, Draws, Noise
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,8 @@ class ArmAnalysis:
     multiplier: Multiplier | None
     no_multiplier: str  # why there is none; empty where there is one
     paired: Paired | None
+    multiplier_curve: MultiplierCurve | None = None
+    holm_p_value: float | None = None  # the multiplier's, corrected for all arms that are no repeat of the baseline
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,9 @@ class Analysis:
     num_draws: int
     excluded: tuple[Excluded, ...]
     warnings: tuple[str, ...]
+    forms: tuple[str, ...] = tuple(CURVES)  # that were fitted
+    parallel: ParallelTest | None = None  # of one exponent for all arms
+    not_tested: str = ""  # why there is no such test
 
     def arm(self, name: str) -> ArmAnalysis:
         """The arm of that name."""
@@ -85,13 +90,11 @@ class Analysis:
 
 
 @dataclass(frozen=True)
-class Curves:
-    """Fits of one form to all arms that allow it, with their bootstrap draws."""
+class Place:
+    """Where multipliers are read: at a loss, at a compute of the baseline, or, both None, where each was measured."""
 
-    fits: Mapping[str, Fit]
-    refused: Mapping[str, str]
-    draws: Mapping[str, Draws]
-    noise: Noise | None
+    loss: float | None = None
+    compute: float | None = None
 
 
 def analyse(
@@ -102,144 +105,96 @@ def analyse(
     num_draws: int = NUM_DRAWS,
     delta: float = DEFAULT_DELTA,
     at_loss: float | None = None,
+    at_compute: float | None = None,
+    floor: float | None = None,
 ) -> Analysis:
     """Fits, multipliers and exclusions of a table of records (loss in nats per token, `flops` as compute).
 
-    `form` None chooses by the rule above; `at_loss` None reads each at the lowest loss measured for both arms.
-    A table without a finished run has no curve, and every run in `excluded`. InputError for what else statistics.md,
-    section 6 refuses.
+    `form` None leaves the choice to `choosing`; one that arms share takes the `floor` that is given, or a free one.
+    Multipliers are read at `at_loss`, where the baseline has spent `at_compute`, or, both None, each at the lowest loss
+    measured for both arms. A table without a finished run has no curve, and every run in `excluded`. InputError for
+    what else statistics.md, section 6 refuses.
     """
+    check_form(form, floor)
     seen = observations(table)
     check_arm(baseline, seen.points)
-    if form is not None:
-        form_named(form)
-    curves = {name: _curves(seen, name, delta, num_draws, generator) for name in CURVES}
-    chosen, reason = _choose_form(curves, baseline, form) if any(seen.points.values()) else (None, NOTHING_AT_ALL)
-    arms = tuple(_arm(seen, curves, name, baseline, chosen, reason, at_loss) for name in seen.points)
-    noise = {name: curve.noise for name, curve in curves.items() if curve.noise is not None}
-    analysis = Analysis(baseline, arms, chosen, reason, noise, num_draws, seen.excluded, ())
+    drawing = Drawing(delta, num_draws, generator)
+    curves = {name: own_curves(seen, name, drawing) for name in CURVES}
+    if form in SHARED:
+        curves[form] = shared_curves(seen, form, baseline, floor, drawing)
+    choice = choose(seen, curves, baseline, form, floor, delta, seeds_of(seen))
+    if form in SHARED and choice.withheld:
+        curves[form] = curves[form].warned(choice.withheld)
+    place = Place(at_loss, at_compute)
+    analysis = Analysis(
+        baseline=baseline,
+        arms=tuple(_arm(seen, curves, name, baseline, choice, place) for name in seen.points),
+        form=choice.form,
+        form_reason=choice.reason,
+        noise={name: curve.noise for name, curve in curves.items() if curve.noise is not None},
+        num_draws=num_draws,
+        excluded=seen.excluded,
+        warnings=(),
+        forms=tuple(curves),
+        parallel=choice.parallel,
+        not_tested=choice.not_tested,
+    )
+    analysis = replace(analysis, arms=_with_holm(analysis))
     return replace(analysis, warnings=tuple(_warnings(analysis)))
 
 
-def _curves(seen: Observations, form: str, delta: float, num_draws: int, generator: np.random.Generator) -> Curves:
-    """Fits of one form, and the draws of all their points at once, so that pairs of arms keep their shared noise."""
-    fits: dict[str, Fit] = {}
-    refused: dict[str, str] = {}
-    for arm, points in seen.points.items():
-        dropped = tuple(
-            f"{run.size} seed {run.seed}: {run.status} ({run.reason})" for run in seen.excluded if run.arm == arm
-        )
-        try:
-            fits[arm] = _fit(points, form, delta, dropped)
-        except InputError as error:
-            refused[arm] = str(error)
-    if not fits:
-        return Curves(fits, refused, {}, None)
-    noise = _noise(seen, fits)
-    keys = [key for arm in fits for key in _keys(seen.points[arm])]
-    noise_DN = noise.draw(keys, num_draws, generator)
-    splits = np.cumsum([len(seen.points[arm]) for arm in fits])[:-1]
-    draws = {}
-    for arm, part_DN in zip(fits, np.split(noise_DN, splits, axis=1), strict=True):
-        compute_N, loss_N = _arrays(seen.points[arm])
-        draws[arm] = refit(fits[arm], compute_N, part_DN)
-        misfit = lack_of_fit(fits[arm], compute_N, loss_N, noise)
-        fits[arm] = replace(
-            fits[arm],
-            intervals=draws[arm].intervals(),
-            interval_method=noise.method,
-            warnings=fits[arm].warnings + ((misfit,) if misfit else ()),
-        )
-    return Curves(fits, refused, draws, noise)
-
-
-def _fit(points: Sequence[Point], form: str, delta: float, dropped: tuple[str, ...]) -> Fit:
-    if not points:
-        raise InputError(NOTHING_OF_ARM)
-    compute_N, loss_N = _arrays(points)
-    return fit(compute_N, loss_N, form, delta, dropped)
-
-
-def _noise(seen: Observations, fits: Mapping[str, Fit]) -> Noise:
-    """From the seeds of all arms, fitted or not; from residuals where no arm has two seeds at a size."""
-    everything = [(arm, point) for arm, points in seen.points.items() for point in points]
-    keys = [(point.size, point.seed) for _, point in everything]
-    log_loss_N = np.log([point.loss for _, point in everything])
-    from_seeds = seed_noise([(arm, point.size) for arm, point in everything], keys, log_loss_N)
-    if from_seeds is not None:
-        return from_seeds
-    arrays = {arm: _arrays(seen.points[arm]) for arm in fits}
-    fitted_keys = [key for arm in fits for key in _keys(seen.points[arm])]
-    return residual_noise(
-        fits,
-        {arm: pair[0] for arm, pair in arrays.items()},
-        {arm: pair[1] for arm, pair in arrays.items()},
-        fitted_keys,
-    )
-
-
-def _choose_form(curves: Mapping[str, Curves], baseline: str, asked: str | None) -> tuple[str | None, str]:
-    """The form all multipliers are read from, and the sentence that says why."""
-    with_floor, without = curves[POWER_FLOOR.name], curves[POWER.name]
-    if asked is not None and not curves[asked].fits:
-        return None, f"no arm allows {asked}, as asked for; {baseline}: {curves[asked].refused[baseline]}"
-    if asked is not None:
-        return asked, f"{asked}, as asked for"
-    if baseline not in without.fits:
-        return None, f"no curve for the baseline: {without.refused[baseline]}"
-    lacking = [arm for arm in without.fits if arm not in with_floor.fits]
-    if lacking:
-        return POWER.name, f"power, because {lacking[0]} allows no floor: {with_floor.refused[lacking[0]]}"
-    bounded = [arm for arm, fitted in with_floor.fits.items() if fitted.at_bounds]
-    if bounded:
-        parameters = ", ".join(with_floor.fits[bounded[0]].at_bounds)
-        return POWER.name, f"power, because the power_floor fit of {bounded[0]} has {parameters} at a bound"
-    return POWER_FLOOR.name, "power_floor: every arm has at least four compute values and no parameter at a bound"
-
-
 def _arm(
-    seen: Observations, curves: Mapping[str, Curves], name: str, baseline: str, form: str | None, form_reason: str,
-    at_loss: float | None,
-) -> ArmAnalysis:  # fmt: skip
-    points = seen.points[name]
-    paired = paired_multiplier(seen.points[baseline], points) if name != baseline else None
-    if not points:
-        multiplier, no_multiplier = None, NOTHING_OF_ARM
-    elif name == baseline:
-        multiplier, no_multiplier = None, "the baseline"
-    elif form is None:
-        multiplier, no_multiplier = None, form_reason
-    else:
-        multiplier, no_multiplier = _multiplier(curves[form], name, baseline, at_loss, paired)
-    levels = seen.levels.get(name, {})
-    return ArmAnalysis(
+    seen: Observations, curves: Mapping[str, Curves], name: str, baseline: str, choice: Choice, place: Place
+) -> ArmAnalysis:
+    points, levels = seen.points[name], seen.levels.get(name, {})
+    arm = ArmAnalysis(
         arm=name,
         changed={key: level for key, level in levels.items() if level != seen.levels[baseline].get(key)},
         points=points,
         largest=_largest(points),
-        fits={form_name: curve.fits[name] for form_name, curve in curves.items() if name in curve.fits},
-        no_fit={form_name: curve.refused[name] for form_name, curve in curves.items() if name in curve.refused},
-        draws={form_name: curve.draws[name] for form_name, curve in curves.items() if name in curve.draws},
-        multiplier=multiplier,
-        no_multiplier=no_multiplier,
-        paired=paired,
+        fits={form: curve.fits[name] for form, curve in curves.items() if name in curve.fits},
+        no_fit={form: curve.refused[name] for form, curve in curves.items() if name in curve.refused},
+        draws={form: curve.draws[name] for form, curve in curves.items() if name in curve.draws},
+        multiplier=None,
+        no_multiplier="",
+        paired=paired_multiplier(seen.points[baseline], points) if name != baseline else None,
     )
+    if not points:
+        return replace(arm, no_multiplier=NOTHING_OF_ARM)
+    if name == baseline:
+        return replace(arm, no_multiplier="the baseline")
+    if choice.form is None:
+        return replace(arm, no_multiplier=choice.reason)
+    return _with_multiplier(arm, curves[choice.form], baseline, choice, place)
 
 
-def _multiplier(
-    curve: Curves, arm: str, baseline: str, at_loss: float | None, paired: Paired | None
-) -> tuple[Multiplier | None, str]:
-    """The arm's multiplier from curves of one form, or the reason why there is none."""
-    for needed in (baseline, arm):
+def _with_multiplier(arm: ArmAnalysis, curve: Curves, baseline: str, choice: Choice, place: Place) -> ArmAnalysis:
+    """The arm with its multiplier and m(C) from curves of one form, or with the reason why there is none."""
+    for needed in (baseline, arm.arm):
         if needed not in curve.fits:
-            return None, f"{needed}: {curve.refused[needed]}"
+            return replace(arm, no_multiplier=f"{needed}: {curve.refused[needed]}")
+    assert curve.noise is not None, "curves that were fitted have a noise"
+    pair = (curve.fits[baseline], curve.fits[arm.arm], curve.draws[baseline], curve.draws[arm.arm])
     try:
-        read = read_multiplier(
-            curve.fits[baseline], curve.fits[arm], curve.draws[baseline], curve.draws[arm], paired, at_loss
-        )
+        arm = replace(arm, multiplier_curve=multiplier_curve(*pair))
+        if choice.withheld:
+            return replace(arm, no_multiplier=choice.withheld)
+        degrees = curve.noise.own_degrees
+        read = read_multiplier(*pair, arm.paired, place.loss, place.compute, degrees_of_freedom=degrees)
     except InputError as error:
-        return None, str(error)
-    return read, ""
+        return replace(arm, no_multiplier=str(error))
+    return replace(arm, multiplier=read)
+
+
+def _with_holm(analysis: Analysis) -> tuple[ArmAnalysis, ...]:
+    """Arms with the p-values that their number leaves; a repeat of the baseline claims nothing and is not counted."""
+    raw = {
+        arm.arm: arm.multiplier.p_value
+        for arm in analysis.arms
+        if arm.multiplier is not None and not analysis.is_repeat_of_baseline(arm)
+    }
+    corrected = holm(raw)
+    return tuple(replace(arm, holm_p_value=corrected.get(arm.arm)) for arm in analysis.arms)
 
 
 def _largest(points: Sequence[Point]) -> LargestSize | None:
@@ -264,11 +219,3 @@ def _warnings(analysis: Analysis) -> list[str]:
                 f"{arm.arm} repeats the baseline, but its interval does not contain 1: trust no smaller effect"
             )
     return warnings
-
-
-def _keys(points: Sequence[Point]) -> list[tuple[str, int]]:
-    return [(point.size, point.seed) for point in points]
-
-
-def _arrays(points: Sequence[Point]) -> tuple[Array, Array]:
-    return np.array([point.compute for point in points]), np.array([point.loss for point in points])

@@ -3,12 +3,12 @@
 `f_test` compares nested least-squares fits; `holm` corrects the p-values of many arms against one baseline;
 `parallel_test` asks the question behind one multiplier per arm: do the arms' curves have one exponent (statistics.md,
 section 2), or one each? Both hypotheses have one floor for all arms, free or given. The answer has three parts: an F
-test whose noise is what arms of equal size and seed do not have in common, Akaike's criterion for small samples, and
-the error with which each hypothesis predicts the largest size from the smaller ones. Multipliers are not read here.
+test and Akaike's criterion for small samples, both of which know what noise runs of equal size and seed have in common,
+and the error with which each hypothesis predicts the largest size from the smaller ones. Multipliers are not read here.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
@@ -58,6 +58,16 @@ class ParallelTest:
         """Whether one exponent for all fails."""
         return self.test.rejected
 
+    @property
+    def decision(self) -> str:
+        """The F test, and what follows from it at 5 percent."""
+        verdict = "is rejected" if self.rejected else "is not rejected"
+        return (
+            f"one exponent for {len(self.arms)} arms {verdict} against one each: "
+            f"F({self.test.num_restrictions}, {self.test.degrees_of_freedom}) = {self.test.statistic:.3g}, "
+            f"p = {self.test.p_value:.2g}"
+        )
+
 
 def f_test(restricted_square: float, free_square: float, num_restrictions: int, noise_square: float,
            degrees_of_freedom: int) -> FTest:  # fmt: skip
@@ -78,9 +88,10 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def aicc(square_sum: float, num_points: int, num_parameters: int) -> float | None:
-    """Akaike's criterion with the correction for small samples (Hurvich and Tsai, Biometrika 76, 1989); points apart.
+    """Akaike's criterion with the correction for small samples (Hurvich and Tsai, Biometrika 76, 1989).
 
-    `num_parameters` without the variance, which is counted here. None where points are too few for it.
+    `square_sum` in any unit of the noise, `num_parameters` without its variance, which is counted here. None where
+    points are too few.
     """
     counted = num_parameters + 1
     if num_points - counted - 1 <= 0:
@@ -94,7 +105,7 @@ def parallel_test(
 ) -> ParallelTest:
     """Test one exponent for all arms on their finished runs; `seeds` is their noise, None takes it from residuals.
 
-    Both least-squares fits are of ln L; only the predictions of the largest size are made with `delta`. InputError
+    The fits are least squares of ln L; only the predictions of the largest size are made with `delta`. InputError
     where fewer than two arms have two sizes, or points are too few.
     """
     arms = {arm: found for arm, found in points.items() if num_distinct(_column(found, "compute")) > 1}
@@ -106,19 +117,40 @@ def parallel_test(
     common, own = (_fit(arms, shared, floor, LEAST_SQUARES) for shared in (True, False))
     keys = [(point.size, point.seed) for found in arms.values() for point in found]
     noise = seeds or linear_noise(own.residuals, own.jacobian, keys)
-    squares = [2 * fitted.objective for fitted in (common, own)]
-    num_points = len(keys)
+    sums = _weighted_sums(common, noise, keys)
     held_out, no_held_out = _held_out(arms, floor, delta)
     return ParallelTest(
         arms=tuple(arms),
         floor=floor,
-        test=f_test(*squares, own.form.num_free - common.form.num_free, noise.own_square, noise.own_degrees),
-        aicc_common=aicc(squares[0], num_points, common.form.num_free),
-        aicc_own=aicc(squares[1], num_points, own.form.num_free),
+        test=f_test(*sums, own.form.num_free - common.form.num_free, 1.0, noise.own_degrees),
+        aicc_common=aicc(sums[0], len(keys), common.form.num_free),
+        aicc_own=aicc(sums[1], len(keys), own.form.num_free),
         held_out_common=held_out[0] if held_out else None,
         held_out_own=held_out[1] if held_out else None,
         no_held_out=no_held_out,
     )
+
+
+def _weighted_sums(common: Joint, noise: Noise, keys: Sequence[Hashable]) -> tuple[float, float]:
+    """Sums of squares of ln L in units of the noise with one exponent, and with one each.
+
+    Both by generalised least squares on the derivatives at the fit with one exponent, so that what runs of equal size
+    and seed have in common counts neither as a difference of exponents nor as noise of one.
+    """
+    num_arms = len(common.form.counts)
+    own_form = replace(common.form, common_exponent=False)
+    own_theta_P = np.concatenate([common.theta_P[: 1 + num_arms], np.repeat(common.theta_P[1 + num_arms], num_arms)])
+    own = replace(common, form=own_form, theta_P=own_theta_P)
+    covariance_NN = noise.covariance(keys) + ROUNDING_SQUARE * np.eye(len(keys))
+    root_NN = np.linalg.cholesky(covariance_NN)
+    sums = []
+    for hypothesis in (common, own):
+        columns_NP = np.linalg.solve(root_NN, hypothesis.jacobian)
+        columns_NP = columns_NP / np.linalg.norm(columns_NP, axis=0)
+        target_N = np.linalg.solve(root_NN, common.residuals)
+        solution_P = np.linalg.lstsq(columns_NP, target_N, rcond=None)[0]
+        sums.append(float(((target_N - columns_NP @ solution_P) ** 2).sum()))
+    return sums[0], sums[1]
 
 
 def _held_out(

@@ -19,7 +19,7 @@ from k3ablate.fits.forms import EXPONENT_RANGE, LOG_COEFFICIENT_RANGE, Array
 from k3ablate.fits.minimise import ROUNDING_SQUARE, SAME_OBJECTIVE, Scaled, huber, minimise, scale
 
 SIZES_FOR_FLOOR = 3  # of some arm: two sizes lie on a curve with any floor
-NUM_FLOORS = 24
+NUM_FLOORS = 12
 HIGHEST_FLOOR = 0.98  # of the lowest loss, in the start design
 EXPONENT_FACTORS = (0.5, 1.0, 2.0)  # on the exponents that regression gives for each floor of the start design
 NUM_STARTS_PER_DRAW = 3

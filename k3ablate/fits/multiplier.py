@@ -156,7 +156,10 @@ def _log_ratio(baseline_D: Array, arm_D: Array) -> Array:
 
 def _cautions(baseline: Fit, arm: Fit, interval: Interval, paired: Paired | None) -> list[str]:
     """What must stay attached to this number."""
-    cautions = [f"baseline curve: {text}" for text in baseline.warnings] + [f"curve: {text}" for text in arm.warnings]
+    common = [text for text in arm.warnings if text in baseline.warnings]  # curves that share parameters say it once
+    cautions = [f"both curves: {text}" for text in common]
+    cautions += [f"baseline curve: {text}" for text in baseline.warnings if text not in common]
+    cautions += [f"curve: {text}" for text in arm.warnings if text not in common]
     apart = paired is not None and (paired.interval.low > interval.high or paired.interval.high < interval.low)
     if apart:
         cautions.append("the paired and the curve estimate do not agree within their intervals")

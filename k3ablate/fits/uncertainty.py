@@ -64,6 +64,12 @@ class Noise:
         noise_DN: Array = own_DN * np.sqrt(own_D)[:, None] + shared_DK[:, index_N] * np.sqrt(shared_D)[:, None]
         return noise_DN
 
+    def covariance(self, keys: Sequence[Hashable]) -> Array:
+        """Covariance [N, N] of ln L between runs; those with equal keys (size, seed) share a part."""
+        own, shared = self._variances(self.own_square, self.shared_square)
+        index_N, _ = _indexed(keys)
+        return np.asarray(own * np.eye(len(keys)) + shared * (index_N[:, None] == index_N), dtype=np.float64)
+
     def _variances(self, own_square: Array | float, shared_square: Array | float) -> tuple[Array, Array]:
         if not self.shared_degrees:
             return np.asarray(own_square), np.zeros_like(own_square)
