@@ -25,6 +25,9 @@ from k3ablate.fits.solve import Fit, Interval
 NUM_DRAWS = 1000
 NUM_STARTS_PER_DRAW = 3
 TAIL = 0.025
+# Stands for least absolute deviations in draws: half the steps of the smaller one of a fit, and spreads that agree to
+# one in ten thousand.
+DRAWN_DELTA = 1e-6
 LACK_OF_FIT_LEVEL = 0.01
 
 
@@ -156,7 +159,8 @@ def refit_losses(fit: Fit, inputs: Array, log_loss_DN: Array, weight_DN: Array |
     y_SN = np.repeat(data.y_SN, num_starts, axis=0)
     weight_SN = None if weight_DN is None else np.repeat(weight_DN, num_starts, axis=0)
     starts_SP = starts_DSP.reshape(-1, num_parameters)
-    theta_SP, objective_S = minimise(form, y_SN, data.x_NV, starts_SP, fit.delta / unit, weight_SN, fit.residuals)
+    delta = (fit.delta or DRAWN_DELTA) / unit
+    theta_SP, objective_S = minimise(form, y_SN, data.x_NV, starts_SP, delta, weight_SN, fit.residuals)
     best_D = objective_S.reshape(num_draws, num_starts).argmin(axis=1)
     theta_DP = theta_SP.reshape(num_draws, num_starts, num_parameters)[np.arange(num_draws), best_D]
     return Draws(form.name, form.natural(theta_DP, data.centre_V, data.log_scale))
