@@ -165,7 +165,7 @@ def split(design: Design, values: Values, refused: Mapping[str, str], claimed: f
         pairs=_pairs(design, values, model),
         beyond_pairs=effect(beyond_pairs(values, design.names)) if model is None and len(design.names) > 2 else None,
         parts=parts,
-        whole=None if whole_E is None else effect(whole_E),
+        whole=None if whole_E is None else effect(whole_E if claimed is None else whole_E[:1]),
         whole_from=source,
         total=None if total_E is None else effect(total_E),
         missing=tuple(_missing(design, coalition, refused) for coalition in missing),

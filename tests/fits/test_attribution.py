@@ -146,6 +146,8 @@ def test_what_no_arm_shows_alone_is_named_as_not_split() -> None:
 def test_a_claimed_total_leaves_the_rest_unattributed() -> None:
     found = split_of(FACTORIAL, claimed=2.5)
     assert found.whole_from == "claimed"
+    assert found.whole is not None
+    assert found.whole.log_interval is None
     assert logs(found)[UNATTRIBUTED] == pytest.approx(math.log(2.5) - 0.6)
     adds_up(found)
     assert found.total is not None
