@@ -18,7 +18,7 @@ from k3ablate.fits.choosing import Choice, check_form, choose
 from k3ablate.fits.curves import NOTHING_OF_ARM, Curves, Drawing, own_curves, seeds_of, shared_curves
 from k3ablate.fits.forms import CURVES, SHARED
 from k3ablate.fits.hypotheses import ParallelTest, holm
-from k3ablate.fits.multiplier import Multiplier, MultiplierCurve, multiplier_curve, read_multiplier
+from k3ablate.fits.multiplier import Multiplier, MultiplierCurve, check_place, multiplier_curve, read_multiplier
 from k3ablate.fits.observations import Excluded, Observations, check_arm, observations
 from k3ablate.fits.paired import Paired, Point, paired_multiplier
 from k3ablate.fits.solve import DEFAULT_DELTA, Fit
@@ -116,6 +116,7 @@ def analyse(
     what else statistics.md, section 6 refuses.
     """
     check_form(form, floor)
+    check_place(at_loss, at_compute)
     seen = observations(table)
     check_arm(baseline, seen.points)
     drawing = Drawing(delta, num_draws, generator)

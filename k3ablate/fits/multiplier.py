@@ -116,12 +116,17 @@ def multiplier_curve(baseline: Fit, arm: Fit, baseline_draws: Draws, arm_draws: 
     )
 
 
-def loss_to_read(baseline: Fit, arms: Sequence[Fit], loss: float | None, compute: float | None) -> float:
-    """The stated loss, that of the baseline at the stated compute, or the lowest that all measured; not both stated."""
+def check_place(loss: float | None, compute: float | None) -> None:
+    """InputError where a multiplier cannot be read: at two places, or at a compute that is none."""
     if loss is not None and compute is not None:
         raise InputError(f"multiplier: loss {loss:.6g} and compute {compute:.6g} were both stated; state one of them")
     if compute is not None and not 0 < compute < np.inf:
         raise InputError(f"multiplier: compute {compute}; write a positive number, in the unit of the table")
+
+
+def loss_to_read(baseline: Fit, arms: Sequence[Fit], loss: float | None, compute: float | None) -> float:
+    """The stated loss, that of the baseline at the stated compute, or the lowest that all measured; not both stated."""
+    check_place(loss, compute)
     if compute is not None:
         return float(baseline.predict(compute))
     return common_loss(baseline, *arms) if loss is None else loss

@@ -12,7 +12,7 @@ from k3ablate.fits.analysis import Analysis, analyse
 Tables = Callable[..., pandas.DataFrame]
 
 
-def analysed(table: pandas.DataFrame, form: str | None = None, **options: float) -> Analysis:
+def analysed(table: pandas.DataFrame, form: str | None = None, **options: float | None) -> Analysis:
     return analyse(table, "k2", form, np.random.default_rng(0), num_draws=200, **options)  # type: ignore[arg-type]
 
 
@@ -191,3 +191,124 @@ def test_order_of_rows_does_not_move_the_curves(planted_table: Tables) -> None:
 def test_unknown_baseline_is_refused(planted_table: Tables) -> None:
     with pytest.raises(InputError, match="no arm 'K-3' in the table"):
         analyse(planted_table(), "K-3", None, np.random.default_rng(0))
+
+
+def lifted(table: pandas.DataFrame, arm: str, floor: float) -> pandas.DataFrame:
+    """The table with a constant added to every loss of one arm."""
+    return table.assign(loss=table["loss"].where(table["arm"] != arm, table["loss"] + floor))
+
+
+@pytest.mark.parametrize(("form", "floor"), [("shared_floor", None), ("shared_exponent", None), ("shared_floor", 1.2)])
+def test_parallel_curves_give_one_number_per_arm(planted_table: Tables, form: str, floor: float | None) -> None:
+    analysis = analysed(planted_table("power_floor", num_sizes=5, deviation=1e-3), form, floor=floor)
+    assert analysis.form == form
+    assert analysis.parallel is not None
+    assert not analysis.parallel.rejected
+    assert analysis.parallel.floor == floor
+    assert analysis.forms == ("power", "power_floor", form)
+    for arm, factor in {"k3": 2.5, "kda": 1.4, "again": 1.0}.items():
+        found, line = analysis.arm(arm).multiplier, analysis.arm(arm).multiplier_curve
+        assert found is not None
+        assert found.interval.contains(factor)
+        assert line is not None
+        np.testing.assert_allclose(line.value_G, found.value, rtol=1e-6)
+        np.testing.assert_allclose(line.low_G, found.interval.low, rtol=1e-6)
+
+
+def test_curves_with_different_floors_give_a_curve_and_no_single_number(planted_table: Tables) -> None:
+    table = lifted(planted_table("power_floor", num_sizes=6, deviation=2e-4), "k3", 0.15)
+    analysis = analysed(table, "shared_floor")
+    k3 = analysis.arm("k3")
+    assert analysis.parallel is not None
+    assert analysis.parallel.rejected
+    assert k3.multiplier is None
+    assert "shared_floor, as asked for, is rejected: one exponent for 4 arms is rejected" in k3.no_multiplier
+    assert "see m(C)" in k3.no_multiplier
+    assert (analysis.form, k3.holm_p_value) == ("power_floor", None)
+    assert analysis.form_reason.startswith("power_floor for every arm, because shared_floor, as asked for, is rejected")
+    line = k3.multiplier_curve
+    assert line is not None
+    # planted: L_k2 = 1.2 + 40 C^-.12 and L_k3 = 1.35 + 40 (2.5 C)^-.12
+    true = 2.5 * ((line.loss_G - 1.35) / (line.loss_G - 1.2)) ** (1 / 0.12)
+    assert ((line.low_G <= true) & (true <= line.high_G)).all()
+    assert line.value_G[0] > 1.3 * line.value_G[-1]
+    assert any("is rejected" in warning for warning in k3.fits["shared_floor"].warnings)
+
+
+def test_own_curves_are_tested_too_and_keep_their_number_at_its_place(planted_table: Tables) -> None:
+    steeper = planted_table(num_sizes=4, deviation=5e-4)
+    steeper["loss"] *= np.where(steeper["arm"] == "k3", (steeper["flops"] / 1e14) ** -0.02, 1.0)
+    analysis = analysed(steeper, "power")
+    assert analysis.parallel is not None
+    assert analysis.parallel.floor == 0.0
+    assert analysis.parallel.rejected
+    k3 = analysis.arm("k3")
+    assert k3.multiplier is not None
+    assert k3.multiplier_curve is not None
+    assert k3.multiplier_curve.value_G[-1] > k3.multiplier_curve.value_G[0]
+
+
+def test_one_arm_with_sizes_is_not_tested_and_says_why(planted_table: Tables) -> None:
+    table = planted_table()
+    analysis = analysed(table[(table["arm"] == "k2") | (table["size"] == "s0")])
+    assert analysis.parallel is None
+    assert "1 arms have two sizes or more" in analysis.not_tested
+    assert analysed(planted_table(num_sizes=1)).not_tested.endswith("add a size")
+
+
+def test_p_values_are_corrected_for_every_arm_that_claims_something(planted_table: Tables) -> None:
+    analysis = analysed(planted_table(deviation=0.02))
+    raw = {arm: analysis.arm(arm).multiplier for arm in ("k3", "kda", "again")}
+    p_values = {arm: found.p_value for arm, found in raw.items() if found is not None}
+    assert p_values["k3"] < p_values["kda"]
+    assert analysis.arm("k3").holm_p_value == pytest.approx(2 * p_values["k3"])
+    assert analysis.arm("kda").holm_p_value == pytest.approx(max(2 * p_values["k3"], p_values["kda"]))
+    assert analysis.arm("again").holm_p_value is None
+    for arm, found in raw.items():
+        assert found is not None
+        assert (p_values[arm] < 0.05) == (not found.interval.contains(1.0))
+
+
+def test_reading_where_the_baseline_has_spent_a_compute(planted_table: Tables) -> None:
+    analysis = analysed(planted_table(), at_compute=1e14)
+    for arm in ("k3", "kda", "again"):
+        found = analysis.arm(arm).multiplier
+        assert found is not None
+        assert found.baseline_compute == pytest.approx(1e14)
+    with pytest.raises(InputError, match="both stated"):
+        analysed(planted_table(), at_compute=1e14, at_loss=1.5)
+
+
+def test_a_shared_form_without_another_arm_is_refused_with_the_reason(planted_table: Tables) -> None:
+    table = planted_table()
+    analysis = analysed(table[table["arm"] == "k2"], "shared_floor")
+    assert analysis.form is None
+    assert "no arm allows shared_floor, as asked for; k2: shared_floor: needs finished runs" in analysis.form_reason
+
+
+@pytest.mark.parametrize(
+    ("form", "floor", "message"),
+    [
+        ("chinchilla", None, "unknown form 'chinchilla'; write one of power, power_floor, shared_floor"),
+        (None, 1.0, "floor 1.0: only forms that arms share take one"),
+        ("power_floor", 0.0, "floor 0.0: only forms that arms share take one"),
+    ],
+)
+def test_forms_and_floors_that_give_no_multiplier_are_refused(
+    planted_table: Tables, form: str | None, floor: float | None, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        analysed(planted_table(), form, floor=floor)
+
+
+def test_identical_arms_contain_one_in_both_estimates(planted_table: Tables) -> None:
+    table = planted_table(generator_seed=2)
+    copied = table[table["arm"] == "k2"].assign(arm="copy", digest=lambda rows: rows["digest"] + "-copy")
+    for form in ("power", "shared_exponent"):
+        analysis = analysed(pandas.concat([table, copied]), form)
+        found, paired = analysis.arm("copy").multiplier, analysis.arm("copy").paired
+        assert found is not None
+        assert paired is not None
+        assert found.interval.contains(1.0)
+        assert paired.interval.contains(1.0)
+        assert found.value == pytest.approx(1.0)

@@ -123,3 +123,11 @@ def test_what_cannot_be_read_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         read_all(analysed(planted_table(num_sizes=num_sizes)), **options)  # type: ignore[arg-type]
+
+
+def test_shared_curves_are_read_like_any_other(planted_table: Tables) -> None:
+    table = planted_table("power_floor", num_sizes=5, deviation=1e-3)
+    analysis = analyse(table, "k2", "shared_floor", np.random.default_rng(0), num_draws=200)
+    low, high = read_all(analysis, "shared_floor", loss=1.8), read_all(analysis, "shared_floor", loss=2.0)
+    equal(low, high)
+    assert low.log_multiplier["k3"] == pytest.approx(np.log(2.5), abs=0.1)
