@@ -73,8 +73,9 @@ def split(
     """
     named = {"arm": by, "compute": x, "loss": y}
     columns = Columns(**{role: name for role, name in named.items() if name is not None})
-    table, left_out = canonical(_with_arms(frame, components, columns), columns, where)
-    table = _with_components(table, components)
+    numbered = frame.reset_index(drop=True)
+    table, left_out = canonical(_with_arms(numbered, components, columns), columns, where)
+    table = _with_components(table, numbered, components)
     first = str(table["arm"].iloc[0]) if baseline is None else baseline
     analysis = analyse(table, first, form, np.random.default_rng(DRAWS_SEED), num_draws)
     found = split_analysis(analysis, target, at_loss, at_flops, total)
@@ -98,11 +99,12 @@ def answer(
 
 def _with_arms(frame: pandas.DataFrame, components: Sequence[str], columns: Columns) -> pandas.DataFrame:
     """A table without arms has one per combination of the levels of its components."""
-    missing = [name for name in components if name not in frame]
-    if missing:
-        raise InputError(
-            f"--component {missing[0]}: no such column; the table has {', '.join(map(str, frame.columns))}"
-        )
+    for name in components:
+        if name not in frame:
+            known = ", ".join(map(str, frame.columns))
+            raise InputError(f"--component {name}: no such column; the table has {known}")
+        if name in COLUMNS:
+            raise InputError(f"--component {name}: every table of runs has this column; copy it under another name")
     if columns.arm in frame or not components:
         return frame
     cells = zip(*(frame[name] for name in components), strict=True)
@@ -110,17 +112,20 @@ def _with_arms(frame: pandas.DataFrame, components: Sequence[str], columns: Colu
     return frame.assign(**{columns.arm: arms})
 
 
-def _with_components(table: pandas.DataFrame, components: Sequence[str]) -> pandas.DataFrame:
-    """Only the named columns are components, whatever they hold; without names all that look like ones are."""
+def _with_components(table: pandas.DataFrame, frame: pandas.DataFrame, components: Sequence[str]) -> pandas.DataFrame:
+    """Only the named columns of `frame` are components, whatever they hold; without names all that look like ones."""
     if not components:
         return table
+    levels = frame.loc[table.index, list(components)]
     for name in components:
-        empty = table.index[table[name].isna()]
+        empty = table.index[levels[name].isna()]
         if len(empty):
             raise InputError(f"--component {name}: row {empty[0]} has no level; write one on every row")
-        for arm, levels in table.groupby("arm", sort=False)[name]:
-            if levels.nunique(dropna=False) > 1:
-                found = ", ".join(map(str, levels.unique()))
-                raise InputError(f"--component {name}: arm {arm} has several levels ({found}); an arm has one of each")
-    kept = [name for name in table if name in COLUMNS or name in components]
-    return table[kept].assign(**{name: table[name].map(str) for name in components})
+        for arm, found in levels[name].groupby(table["arm"], sort=False):
+            if found.nunique() > 1:
+                several = ", ".join(map(str, found.unique()))
+                raise InputError(
+                    f"--component {name}: arm {arm} has several levels ({several}); an arm has one of each"
+                )
+    kept = table[[name for name in table if name in COLUMNS]]
+    return kept.assign(**{name: levels[name].map(str) for name in components})

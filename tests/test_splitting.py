@@ -156,17 +156,30 @@ def test_anybodys_columns_with_numbers_for_levels_and_no_arms() -> None:
     assert "FLOPs: column C of the table" in found.text()
 
 
+def test_published_series_are_the_component() -> None:
+    """Kimi Linear against MLA: one component, whose multiplier at one loss is the whole."""
+    table = pandas.read_csv(Path(__file__).parents[1] / "analysis" / "published" / "kimi_linear_figure5.csv")
+    found = split(table, by="series", x="pflop_s_days", components=["series"], num_draws=200)
+    assert (found.baseline, found.split.target) == ("MLA", "Kimi Linear")
+    (part,) = found.split.parts
+    assert part.effect.factor_interval is not None
+    assert part.effect.factor_interval.contains(1.16)
+    assert found.split.whole == part.effect
+    assert "interaction" not in found.text()
+
+
 @pytest.mark.parametrize(
     ("components", "message"),
     [
         (["atention"], "--component atention: no such column; the table has arm, size"),
-        (["seed"], r"--component seed: arm k2 has several levels \(0, 1\)"),
+        (["seed"], "--component seed: every table of runs has this column; copy it under another name"),
+        (["rung"], r"--component rung: arm k2 has several levels \(s0, s1, s2\)"),
         (["gap"], "--component gap: row 0 has no level"),
     ],
 )
 def test_wrong_components_are_refused(components: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        split(planted().assign(gap=None), components=components, num_draws=20)
+        split(planted().assign(gap=None, rung=planted()["size"]), components=components, num_draws=20)
 
 
 def test_a_table_without_components_names_the_option() -> None:
@@ -213,7 +226,7 @@ def test_the_command_gives_the_numbers_of_the_function(tmp_path: Path, capsys: p
         (["--baseline", "k22"], "baseline: no arm 'k22' in the table; did you mean 'k2'?"),
         (["--target", "+atention"], "target: no arm '+atention' in the table; did you mean '+attention'?"),
         (["--form", "cubic"], "form: unknown form 'cubic'"),
-        (["--component", "size"], "--component size: arm k2 has several levels (s0, s1, s2)"),
+        (["--component", "size"], "--component size: every table of runs has this column"),
     ],
 )
 def test_wrong_calls_are_one_message(

@@ -2,7 +2,7 @@
 
 The full factorial gives Shapley values. Fewer arms give the pairwise model where they determine every part of it, else
 first-in or last-in values with all interactions as one remainder, else what single arms say. Parts always add up to
-the whole they are parts of: a measured ln m, or one that was claimed, in which case the rest is `UNATTRIBUTED`. Nothing
+the whole they are parts of: ln m of the target arm, or a claimed one, in which case the rest is `UNATTRIBUTED`. Nothing
 is spread, and a Shapley value comes only from all of its coalitions. The sums are in `split` and `pairwise`.
 """
 
@@ -39,7 +39,7 @@ NO_ARM = "no such arm in the table"
 MISFIT_LEVEL = 0.05
 
 Method = Literal["shapley", "pairwise", "first in", "last in", "none"]
-Source = Literal["measured", "claimed", "pairwise model", "not measured"]
+Source = Literal["target arm", "claimed", "pairwise model", "unknown"]
 
 
 @dataclass(frozen=True)
@@ -205,10 +205,10 @@ def _whole(
         num_values = len(next(iter(terms.values()), np.zeros(1) if total_E is None else total_E))
         return np.repeat(_claimed("total", claimed), num_values), "claimed"
     if total_E is not None:
-        return total_E, "measured"
+        return total_E, "target arm"
     if method == "pairwise":
         return total(list(terms.values())), "pairwise model"
-    return None, "not measured"
+    return None, "unknown"
 
 
 def _component(

@@ -27,7 +27,7 @@ def heading(found: AnalysedSplit) -> str:
     """From where to where, and where it is read."""
     to = f" to {found.split.target}" if found.split.target else ", component by component"
     return (
-        f"Split from {found.baseline}{to}, read at loss {loss_text(found.loss)} ({found.compute:.4g} FLOPs of "
+        f"Split from {found.baseline}{to}, read at loss {loss_text(found.loss)} (compute {found.compute:.4g} of "
         f"{found.baseline}), {range_text(found)}, from {found.form} curves"
     )
 
@@ -75,6 +75,11 @@ def cell(effect: Effect | None) -> str:
     return f"{effect.factor:.{places}f} ({interval.low:.{places}f} to {interval.high:.{places}f})"
 
 
+def whole_name(split: Split) -> str:
+    """What the parts are parts of."""
+    return split.target if split.whole_from == "target arm" and split.target else split.whole_from
+
+
 def verdict(effect: Effect | None) -> str:
     """On which side of 1 the interval lies; nothing where there is none."""
     if effect is None or effect.log_interval is None:
@@ -88,7 +93,7 @@ def _sum(split: Split) -> list[str]:
     if split.whole is None:
         return ["the arm with every component changed was not read: there is no whole for the parts to add up to"]
     lines = [
-        f"check: parts multiply to {split.product:.6g}; the whole, {split.whole_from}, is {split.whole.factor:.6g}"
+        f"check: parts multiply to {split.product:.6g}; the whole, {whole_name(split)}, is {split.whole.factor:.6g}"
     ]
     if any(part.share is None for part in split.parts):
         lines.append("no shares: the whole is not told from 1")
@@ -98,7 +103,7 @@ def _sum(split: Split) -> list[str]:
 def _interactions(split: Split) -> list[str]:
     told = {f"{pair.first} x {pair.second}": pair.effect for pair in split.pairs if pair.effect is not None}
     lines = []
-    if any(row.gap for row in split.components):
+    if split.pairs and any(row.gap for row in split.components):
         lines.append("with all others: last in over first in")
     if told:
         lines.append("interaction: what a pair gains together over both apart; 1 where neither touches the other")

@@ -16,7 +16,7 @@ from tabulate import tabulate
 from k3ablate.fits.attribution import Part, Split
 from k3ablate.fits.split import Effect
 from k3ablate.fits.split_analysis import AnalysedSplit
-from k3ablate.report.split_notes import NOTHING, cell, heading, range_text, sentences, verdict
+from k3ablate.report.split_notes import NOTHING, cell, heading, range_text, sentences, verdict, whole_name
 from k3ablate.report.style import places_of, signed_decimals
 from k3ablate.report.tables import escaped, markdown_table
 from k3ablate.storage import write_atomic
@@ -102,9 +102,9 @@ def _whole(split: Split, has_part: bool) -> list[tuple[str, ...]]:
     if split.whole is None:
         return []
     share = f"{100:+.{SHARE_PLACES}f} %" if all(part.share is not None for part in split.parts) else NOTHING
-    rows = [_left_over(f"whole, {split.whole_from}", split.whole, _log(split, split.whole), share, has_part)]
+    rows = [_left_over(f"whole, {whole_name(split)}", split.whole, _log(split, split.whole), share, has_part)]
     if split.whole_from == "claimed" and split.total is not None:
-        rows.append(_left_over(f"{split.target}, measured", split.total, _log(split, split.total), NOTHING, has_part))
+        rows.append(_left_over(f"{split.target}", split.total, _log(split, split.total), NOTHING, has_part))
     return rows
 
 
@@ -135,7 +135,7 @@ def _log_places(split: Split) -> int:
 def _matrix(split: Split) -> Grid | None:
     """Interactions of pairs below the diagonal, and of each component with all others; None where none is told."""
     by_pair = {(pair.first, pair.second): pair.effect for pair in split.pairs}
-    if not any(by_pair.values()) and not any(row.gap for row in split.components):
+    if not any(by_pair.values()) and not any(row.gap for row in split.components if by_pair):
         return None
     names = [row.name for row in split.components]
     rows = []

@@ -69,7 +69,7 @@ def test_the_default_target_changes_every_component_and_repeats_are_checks() -> 
 
 def test_a_full_factorial_is_split_by_shapley_values() -> None:
     found = split_of(FACTORIAL)
-    assert (found.method, found.whole_from, found.missing, found.model) == ("shapley", "measured", (), None)
+    assert (found.method, found.whole_from, found.missing, found.model) == ("shapley", "target arm", (), None)
     assert logs(found) == pytest.approx({"attention": 0.35, "residual": 0.15, "balancing": 0.1})
     adds_up(found)
     attention = found.components[0]
@@ -113,7 +113,7 @@ def test_leave_one_out_gives_last_in_and_one_remainder() -> None:
 def test_a_factorial_without_one_arm_falls_to_the_pairwise_model_and_says_what_is_lost() -> None:
     found = split_of(FACTORIAL, without=("residual",))
     assert found.method == "pairwise"
-    assert found.whole_from == "measured"
+    assert found.whole_from == "target arm"
     (gone,) = found.missing
     assert (gone.arm, gone.reason) == ("residual", "no run of this arm finished")
     assert gone.lost == ("first in of residual", "the Shapley values")
@@ -132,7 +132,7 @@ def test_without_the_target_the_total_is_the_models_and_says_so() -> None:
 
 def test_single_arms_alone_have_no_total() -> None:
     found = split_of(table((), *SINGLES))
-    assert (found.method, found.whole, found.whole_from, found.target) == ("first in", None, "not measured", None)
+    assert (found.method, found.whole, found.whole_from, found.target) == ("first in", None, "unknown", None)
     assert logs(found) == pytest.approx(GAINS)
     assert all(part.share is None for part in found.parts)
 
