@@ -6,14 +6,14 @@ seed, is in `paired`. Which runs are compared, with which form, and what many co
 `analysis`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
 
 from k3ablate.config import InputError
-from k3ablate.fits.forms import Array
+from k3ablate.fits.forms import Array, Form
 from k3ablate.fits.paired import Paired, exponential, two_sided
 from k3ablate.fits.solve import Fit, Interval
 from k3ablate.fits.uncertainty import TAIL, Draws, percentile_interval
@@ -114,6 +114,23 @@ def multiplier_curve(baseline: Fit, arm: Fit, baseline_draws: Draws, arm_draws: 
         low_G=np.array([band.low for band in factors]),
         high_G=np.array([band.high for band in factors]),
     )
+
+
+def equal_loss_ratio(
+    form: Form, baseline: Mapping[str, float], arm: Mapping[str, float], arm_compute: float
+) -> float:
+    """Compute that the baseline needs for the loss the arm reaches with `arm_compute`, over that compute.
+
+    From parameters alone, as reports print them: no interval, and nobody says what was measured.
+    """
+    loss = float(form.predict(arm, arm_compute))
+    (log_compute,) = form.log_compute_at({name: np.array([value]) for name, value in baseline.items()}, loss)
+    return float(np.exp(log_compute - np.log(arm_compute)))
+
+
+def worth_in_compute(baseline_loss: float, arm_loss: float, exponent: float) -> float:
+    """The same from two losses at one compute, along a power law with that exponent: (L_baseline / L_arm)^(1/a)."""
+    return float((baseline_loss / arm_loss) ** (1 / exponent))
 
 
 def check_place(loss: float | None, compute: float | None) -> None:
