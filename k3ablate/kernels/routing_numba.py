@@ -15,25 +15,69 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from k3ablate.kernels.lanes import first_lane, highest, lanes_at_least, store_whole
 from k3ablate.kernels.routing import WEIGHT_FLOOR, bin_edges
+from k3ablate.kernels.vector import LANES, add, divide, load, load_first, splat, store, subtract, where_less
 
 compiled = numba.njit(cache=True, nogil=True, error_model="numpy")
 _reordering = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
 
-_ONE, _FLOOR = numpy.float32(1), numpy.float32(WEIGHT_FLOOR)
+_ONE, _FLOOR, _LOWEST = numpy.float32(1), numpy.float32(WEIGHT_FLOOR), numpy.float32(-numpy.inf)
+BLOCK = 64  # tokens
 
 
 @compiled
 def _choose(scores_NE: Any, bias_E: Any, chosen_NA: Any) -> None:
-    num_tokens, num_experts = scores_NE.shape
-    best_A = numpy.empty(chosen_NA.shape[1], numpy.float32)
-    for n in range(num_tokens):
-        best_A[:] = -numpy.inf
-        chosen_NA[n] = numpy.arange(chosen_NA.shape[1])  # stays so for a token whose scores are not numbers
-        for e in range(num_experts):
-            score = scores_NE[n, e] + bias_E[e]
-            if score > best_A[-1]:
-                _insert(score, e, best_A, chosen_NA[n])
+    num_active = chosen_NA.shape[1]
+    bias_W = _with_lowest(bias_E)
+    biased_W, best_A = numpy.empty_like(bias_W), numpy.empty(num_active, numpy.float32)
+    for n in range(scores_NE.shape[0]):
+        bound = splat(_reached(_biased(scores_NE, n, bias_W, biased_W), num_active))
+        for a in range(num_active):
+            best_A[a], chosen_NA[n, a] = _LOWEST, a  # stays so for a token whose scores are not numbers
+        for first in range(0, biased_W.shape[0], LANES):
+            lanes = lanes_at_least(load(biased_W, first), bound)
+            while lanes:
+                e = first + first_lane(lanes)
+                lanes &= lanes - 1  # without the lowest bit
+                if biased_W[e] > best_A[-1]:
+                    _insert(biased_W[e], e, best_A, chosen_NA[n])
+
+
+@compiled
+def _whole(number: int) -> Any:
+    """The next multiple of a vector."""
+    return (number + LANES - 1) // LANES * LANES
+
+
+@compiled
+def _with_lowest(bias_E: Any) -> Any:
+    """Biases of whole vectors of experts, W; those that do not exist are never chosen."""
+    bias_W = numpy.full(_whole(bias_E.shape[0]), _LOWEST)
+    bias_W[: bias_E.shape[0]] = bias_E
+    return bias_W
+
+
+@compiled
+def _biased(scores_NE: Any, n: int, bias_W: Any, biased_W: Any) -> Any:
+    """Fill `biased` with the scores + bias of token n; returns the largest of each lane."""
+    num_experts, top = scores_NE.shape[1], splat(_LOWEST)
+    for first in range(0, bias_W.shape[0], LANES):
+        score = load_first(scores_NE, n * num_experts + first, num_experts - first)
+        biased = add(score, load(bias_W, first))
+        store(biased_W, first, biased)
+        top = where_less(top, biased, biased, top)
+    return top
+
+
+@compiled
+def _reached(top: Any, num_active: int) -> Any:
+    """A bound that `num_active` numbers reach at least, from the largest of each lane: the last of as many lanes."""
+    if num_active > LANES:
+        return _LOWEST
+    for _ in range(num_active - 1):
+        top = where_less(top, splat(highest(top)), top, splat(_LOWEST))
+    return highest(top)
 
 
 @compiled
@@ -101,20 +145,42 @@ class _NumbaWeigh(torch.autograd.Function):
 
 
 @compiled
-def _histogram(scores_NE: Any, bias_E: Any, chosen_NA: Any, lowest: Any, bin_width: Any, counts_EH: Any) -> None:
+def _histogram(scores_NE: Any, bias_E: Any, chosen_NA: Any, lowest: Any, bin_width: Any, counts_WH: Any) -> None:
+    """Tokens in blocks whose scores stay in the cache, and experts lane by lane, so that few counters are in use.
+
+    `counts` has rows for whole vectors of experts; those that do not exist count something, which nobody reads.
+    """
     num_tokens, num_experts = scores_NE.shape
-    last_bin = counts_EH.shape[1] - 1
-    is_chosen_E = numpy.zeros(num_experts, numpy.bool_)
-    for n in range(num_tokens):
-        is_chosen_E[chosen_NA[n]] = True
-        cutoff = numpy.float32(-numpy.inf)
-        for e in range(num_experts):
-            if not is_chosen_E[e]:
-                cutoff = max(cutoff, scores_NE[n, e] + bias_E[e])
-        is_chosen_E[chosen_NA[n]] = False
-        for e in range(num_experts):
-            bin_index = int((cutoff - scores_NE[n, e] - lowest) / bin_width)
-            counts_EH[e, min(max(bin_index, 0), last_bin)] += 1
+    zero, last = splat(numpy.float32(0)), splat(numpy.float32(counts_WH.shape[1] - 1))
+    cutoffs_N, bins = numpy.empty(BLOCK, numpy.float32), numpy.empty(LANES, numpy.int32)
+    for start in range(0, num_tokens, BLOCK):
+        stop = min(start + BLOCK, num_tokens)
+        _find_cutoffs(scores_NE[start:stop], bias_E, chosen_NA[start:stop], cutoffs_N)
+        for first in range(0, num_experts, LANES):
+            for n in range(start, stop):
+                score = load_first(scores_NE, n * num_experts + first, num_experts - first)
+                distance = subtract(splat(cutoffs_N[n - start]), score)
+                place = divide(subtract(distance, splat(lowest)), splat(bin_width))
+                place = where_less(place, last, place, last)  # also where it is not a number
+                store_whole(bins, 0, where_less(place, zero, zero, place))
+                for lane in range(LANES):
+                    counts_WH[first + lane, numpy.uint32(bins[lane])] += 1
+
+
+@compiled
+def _find_cutoffs(scores_NE: Any, bias_E: Any, chosen_NA: Any, cutoffs_N: Any) -> None:
+    """The largest biased score of each token that was not chosen."""
+    bias_W = _with_lowest(bias_E)
+    biased_W = numpy.empty_like(bias_W)
+    for n in range(scores_NE.shape[0]):
+        _biased(scores_NE, n, bias_W, biased_W)
+        for expert in chosen_NA[n]:
+            biased_W[expert] = _LOWEST
+        top = splat(_LOWEST)
+        for first in range(0, biased_W.shape[0], LANES):
+            biased = load(biased_W, first)
+            top = where_less(top, biased, biased, top)
+        cutoffs_N[n] = highest(top)
 
 
 def choose(scores_NE: Tensor, bias_E: Tensor, num_active: int) -> Tensor:
@@ -133,13 +199,13 @@ def weigh(scores_NE: Tensor, chosen_NA: Tensor, x_ND: Tensor, matrix_ED: Tensor,
 def distance_histogram(scores_NE: Tensor, bias_E: Tensor, chosen_NA: Tensor, num_bins: int) -> Tensor:
     """`routing.distance_histogram` for float32 on a CPU."""
     lowest, bin_width = (edge.numpy()[()] for edge in bin_edges(bias_E, num_bins))
-    counts_EH = torch.zeros(len(bias_E), num_bins, dtype=torch.int64)
+    counts_WH = torch.zeros(_whole(len(bias_E)), num_bins, dtype=torch.int32)  # takes half the cache of the result
     _histogram(
         scores_NE.contiguous().numpy(),
         bias_E.numpy(),
         chosen_NA.contiguous().numpy(),
         lowest,
         bin_width,
-        counts_EH.numpy(),
+        counts_WH.numpy(),
     )
-    return counts_EH
+    return counts_WH[: len(bias_E)].long()

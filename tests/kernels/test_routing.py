@@ -8,7 +8,7 @@ from k3ablate.kernels import routing, routing_numba
 from k3ablate.kernels.routing import Weigh
 
 # tokens, experts, active
-SHAPES = [(1, 3, 2), (7, 5, 4), (300, 33, 3), (64, 16, 8)]
+SHAPES = [(1, 3, 2), (7, 5, 4), (300, 33, 3), (64, 16, 8), (129, 96, 2), (50, 17, 16), (20, 40, 21)]
 
 
 def _scores_and_bias(num_tokens: int, num_experts: int) -> tuple[Tensor, Tensor]:
@@ -25,7 +25,15 @@ def test_numba_chooses_what_top_k_chooses(num_tokens: int, num_experts: int, num
     assert torch.equal(chosen, routing.choose_plain(scores, bias, num_active))
 
 
-def test_among_equals_numba_takes_the_first() -> None:
+@pytest.mark.parametrize(("num_tokens", "num_experts", "num_active"), SHAPES)
+def test_among_equals_numba_takes_the_first(num_tokens: int, num_experts: int, num_active: int) -> None:
+    scores, _ = _scores_and_bias(num_tokens, num_experts)
+    few, none = (4 * scores).round() / 4, torch.zeros(num_experts)
+    chosen = routing_numba.choose(few, none, num_active)
+    assert torch.equal(chosen, few.argsort(dim=1, descending=True, stable=True)[:, :num_active])
+
+
+def test_bias_decides_among_equal_scores() -> None:
     chosen = routing_numba.choose(torch.full((2, 5), 0.5), torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0]), 3)
     assert chosen.tolist() == [[2, 0, 1]] * 2
 
