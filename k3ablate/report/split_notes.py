@@ -12,7 +12,7 @@ from k3ablate.report.style import MOST_PLACES, factor, loss_text, places_of
 
 NOTHING = "-"
 FACTOR_PLACES = 2  # fewest decimals
-MAX_NAMED = 6  # of arms that are not in the table
+MAX_NAMED = 6  # of arms in one sentence
 NO_SHAPLEY = "no Shapley values, which need all {count} arms; "
 METHODS = {
     "shapley": "Shapley value: what a component adds, averaged over every order of switching on (all {count} arms)",
@@ -158,5 +158,8 @@ def _other_target(other: Split) -> str:
 
 
 def _outside(found: AnalysedSplit) -> list[str]:
-    named = [f"{arm} {factor(beyond)}x" for arm, beyond in found.extrapolated.items()]
-    return [f"read outside the measured range: {', '.join(named)}"] if named else []
+    """The arms furthest outside first."""
+    furthest = sorted(found.extrapolated.items(), key=lambda pair: -pair[1])
+    named = [f"{arm} {factor(beyond)}x" for arm, beyond in furthest[:MAX_NAMED]]
+    more = [f"{len(furthest) - MAX_NAMED} more"] if len(furthest) > MAX_NAMED else []
+    return [f"read outside the measured range: {', '.join([*named, *more])}"] if named else []
