@@ -529,5 +529,5 @@ def test_help_loads_no_heavy_library(arguments: list[str]) -> None:
 def test_help_names_every_command(k3ablate: Callable[..., Result]) -> None:
     result = k3ablate("--help")
     assert result.code == 0
-    for command in ("check", "plan", "run", "status", "collect", "report", "demo", "count", "doctor", "data"):
+    for command in ("check", "plan", "run", "status", "collect", "report", "demo", "count", "doctor", "data", "split"):
         assert f" {command} " in result.out
