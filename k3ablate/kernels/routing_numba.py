@@ -17,7 +17,19 @@ from torch.autograd.function import once_differentiable
 
 from k3ablate.kernels.lanes import first_lane, highest, lanes_at_least, store_whole
 from k3ablate.kernels.routing import WEIGHT_FLOOR, bin_edges
-from k3ablate.kernels.vector import LANES, add, divide, load, load_first, splat, store, subtract, where_less
+from k3ablate.kernels.vector import (
+    LANES,
+    add,
+    divide,
+    fma,
+    load,
+    load_first,
+    splat,
+    store,
+    store_first,
+    subtract,
+    where_less,
+)
 
 compiled = numba.njit(cache=True, nogil=True, error_model="numpy")
 _reordering = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
@@ -106,20 +118,29 @@ def _weights(scale: Any, scores_NE: Any, chosen_NA: Any, weights_NA: Any) -> Non
 def _weights_backward(  # type: ignore[no-untyped-def]
     scale, scores_NE, chosen_NA, x_ND, matrix_ED, given_NA, of_x_ND, of_matrix_ED
 ):
-    """Add to the gradients of x and matrix."""
+    """Fill the gradient of x, and add to that of the matrix."""
+    width, of_logits_A = x_ND.shape[1], numpy.empty(chosen_NA.shape[1], numpy.float32)
     for n in range(chosen_NA.shape[0]):
-        total, along = _FLOOR, numpy.float32(0)
-        for a in range(chosen_NA.shape[1]):
-            score = scores_NE[n, chosen_NA[n, a]]
-            total += score
-            along += given_NA[n, a] * score
-        for a in range(chosen_NA.shape[1]):
-            e = chosen_NA[n, a]
-            slope = scores_NE[n, e] * (_ONE - scores_NE[n, e])
-            of_logit = scale * (given_NA[n, a] - along / total) / total * slope
-            for d in range(x_ND.shape[1]):
-                of_x_ND[n, d] += of_logit * matrix_ED[e, d]
-                of_matrix_ED[e, d] += of_logit * x_ND[n, d]
+        _of_logits(scale, scores_NE[n], chosen_NA[n], given_NA[n], of_logits_A)
+        for d in range(0, width, LANES):
+            x, of_x = load_first(x_ND, n * width + d, width - d), splat(numpy.float32(0))
+            for a in range(of_logits_A.shape[0]):
+                place, of_logit = chosen_NA[n, a] * width + d, splat(of_logits_A[a])
+                of_x = fma(of_logit, load_first(matrix_ED, place, width - d), of_x)
+                of_row = fma(of_logit, x, load_first(of_matrix_ED, place, width - d))
+                store_first(of_matrix_ED, place, width - d, of_row)
+            store_first(of_x_ND, n * width + d, width - d, of_x)
+
+
+@_reordering
+def _of_logits(scale: Any, scores_E: Any, chosen_A: Any, given_A: Any, of_logits_A: Any) -> None:
+    total, along = _FLOOR, numpy.float32(0)
+    for a in range(chosen_A.shape[0]):
+        total += scores_E[chosen_A[a]]
+        along += given_A[a] * scores_E[chosen_A[a]]
+    for a in range(chosen_A.shape[0]):
+        score = scores_E[chosen_A[a]]
+        of_logits_A[a] = scale * (given_A[a] - along / total) / total * score * (_ONE - score)
 
 
 class _NumbaWeigh(torch.autograd.Function):
@@ -138,7 +159,7 @@ class _NumbaWeigh(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, given_NA: Tensor) -> tuple[Tensor | None, ...]:
         inputs = ctx.saved_tensors
-        of_x_ND, of_matrix_ED = torch.zeros_like(inputs[2]), torch.zeros_like(inputs[3])
+        of_x_ND, of_matrix_ED = torch.empty_like(inputs[2]), torch.zeros_like(inputs[3])
         tensors = *inputs, given_NA.contiguous(), of_x_ND, of_matrix_ED
         _weights_backward(ctx.scale, *(tensor.detach().numpy() for tensor in tensors))
         return None, None, of_x_ND, of_matrix_ED, None
