@@ -18,6 +18,7 @@ from tabulate import tabulate
 from k3ablate.config import Tree
 
 if TYPE_CHECKING:
+    from k3ablate.fits.hypotheses import ParallelTest
     from k3ablate.fits.split_analysis import AnalysedSplit
 
 
@@ -229,10 +230,15 @@ class ArmResult:
     multiplier_low: float | None
     multiplier_high: float | None
     read_at_loss: float | None
+    read_at_baseline_flops: float | None
+    read_at_arm_flops: float | None
     beyond: float | None
+    p_value: float | None
+    holm_p_value: float | None
     paired: float | None
     paired_low: float | None
     paired_high: float | None
+    paired_p_value: float | None
     no_multiplier: str
 
 
@@ -243,6 +249,9 @@ class Reported:
     experiment: str
     arms: Sequence[ArmResult]
     curves: Sequence[Mapping[str, str | int | float]]  # by arm and form, with every diagnostic
+    multipliers: Sequence[Mapping[str, str | float]]  # m(C) by arm and loss
+    parallel: "ParallelTest | None"  # of one exponent for all arms
+    not_tested: str  # why there is no such test
     notes: Sequence[str]
     excluded: Sequence[Problem]
     provenance: str

@@ -35,7 +35,11 @@ data_app = App(name="data", help="Corpora: text cut into tokens once, named by c
 app.command(data_app)
 
 Json = Annotated[bool, Parameter(name="--json", negative="", help="The same numbers at full precision, as JSON.")]
-Form = Annotated[str | None, Parameter(help="Curve that multipliers are read from: power or power_floor.")]
+Form = Annotated[
+    str | None,
+    Parameter(help="Curve that multipliers are read from: power, power_floor, shared_floor or shared_exponent."),
+]
+Floor = Annotated[float | None, Parameter(help="Floor of a form that arms share; 0 for none; default: a free one.")]
 Context = Annotated[int | None, Parameter(help="Tokens a token may see; default: 4096, or the run's own.")]
 OfRun = Annotated[str | None, Parameter(name="--run", help="Digest or folder of a run whose model is counted.")]
 Ranks = Annotated[int | None, Parameter(help="Ranks that share out the experts of a layer.")]
@@ -125,11 +129,11 @@ def collect(experiment: str, *, json: Json = False) -> int:
 
 
 @app.command
-def report(experiment: str, *, form: Form = None, json: Json = False) -> int:
+def report(experiment: str, *, form: Form = None, floor: Floor = None, json: Json = False) -> int:
     """Collect, fit, and write the table and the figure."""
     from k3ablate import publishing
 
-    return _show(publishing.report(experiment, _root(), form), json)
+    return _show(publishing.report(experiment, _root(), form, floor), json)
 
 
 @app.command
@@ -290,7 +294,7 @@ def _table(name: str) -> "tuple[DataFrame, str | None, str | None]":
     from k3ablate import publishing
 
     frame, baseline = publishing.runs(name, _root())
-    return frame, publishing.FLOPS_CONVENTION, baseline
+    return frame, records.FLOPS_CONVENTION, baseline
 
 
 def _run(experiment: str, workers: int | None) -> "Ran":

@@ -4,7 +4,7 @@ Everything that is written depends on the plan and the records only, so that the
 The fitting is in `fits`, the looks are in `report`; nothing here trains.
 
     <root>/results/<experiment>/   runs.csv runs.parquet   one row per run (`collect`)
-                                   table.md table.csv curves.csv figure.png figure.svg   one row per arm (`report`)
+                                   table.md table.csv curves.csv multipliers.csv figure.png figure.svg (`report`)
                                    split.md split.csv   one row per component, where there are several (`report`)
 """
 
@@ -27,10 +27,11 @@ from k3ablate.jobs import folders
 from k3ablate.jobs.folders import results_folder
 from k3ablate.plan import PlanRow
 from k3ablate.recipes import experiment_path
-from k3ablate.records import RunRecord, table, write_table
-from k3ablate.report import curves, split_table
+from k3ablate.records import FLOPS_CONVENTION, RunRecord, table, write_table
+from k3ablate.report import curves, multipliers, split_table
 from k3ablate.report.figures import loss_against_compute, new_figure, save_figure
-from k3ablate.report.tables import Provenance, notes, render_text, write_tables
+from k3ablate.report.notes import CURVES_OF_MULTIPLIERS, notes
+from k3ablate.report.tables import Provenance, render_text, write_tables
 from k3ablate.splitting import SplitAnswer
 from k3ablate.verbs import digests, plan_from_known_corpora
 
@@ -39,7 +40,6 @@ TABLE_STEM = "table"
 CURVES_FILE = "curves.csv"
 FIGURE_STEM = "figure"
 SPLIT_STEM = "split"
-FLOPS_CONVENTION = "3 x counted forward FLOPs per token x tokens"
 BOOTSTRAP_SEED = 0  # the same records give the same intervals
 MAX_NAMED = 6  # of the runs that are missing
 
@@ -70,19 +70,21 @@ def collect(name: str, root: Path) -> Collected:
     return _collected(_read(name, root))
 
 
-def report(name: str, root: Path, form: str | None = None) -> Reported:
+def report(name: str, root: Path, form: str | None = None, floor: float | None = None) -> Reported:
     """Collect, fit, and write the table and the figure; InputError where no run has ended yet.
 
-    Multipliers are read from curves of `form`; None leaves the choice to `analyse`. Where no run finished the table
-    lists every run with its reason.
+    Multipliers are read from curves of `form`; None leaves the choice to `analyse`. `floor` is that of a form that arms
+    share. Where no run finished the table lists every run with its reason.
     """
     material = _read(name, root)
     collected = _collected(material)
     generator = np.random.default_rng(BOOTSTRAP_SEED)
-    analysis = _with_missing(analyse(material.table(), material.experiment.names.baseline, form, generator), material)
-    provenance = _provenance(material, form)
+    found = analyse(material.table(), material.experiment.names.baseline, form, generator, floor=floor)
+    analysis = _with_missing(found, material)
+    provenance = _provenance(material, form, floor)
     tables = write_tables(analysis, provenance, material.folder / TABLE_STEM)
     fitted = curves.write_curves(analysis, material.folder / CURVES_FILE)
+    along = multipliers.write_multipliers(analysis, material.folder / CURVES_OF_MULTIPLIERS)
     figures = _draw(analysis, material.folder / FIGURE_STEM)
     split, no_split = _split(analysis)
     split_text, split_files = _write_split(split, no_split, provenance, material.folder / SPLIT_STEM)
@@ -90,12 +92,15 @@ def report(name: str, root: Path, form: str | None = None) -> Reported:
         experiment=material.experiment.name,
         arms=[_arm_result(analysis, arm) for arm in analysis.arms],
         curves=curves.rows(analysis),
+        multipliers=multipliers.rows(analysis),
+        parallel=analysis.parallel,
+        not_tested=analysis.not_tested,
         notes=notes(analysis),
         excluded=[
             Problem(f"{run.arm} {run.size} seed {run.seed}", run.status, run.reason) for run in analysis.excluded
         ],
         provenance=provenance.line(),
-        files=[*collected.files, *map(str, tables), str(fitted), *map(str, figures), *map(str, split_files)],
+        files=[*collected.files, *map(str, (*tables, fitted, along, *figures, *split_files))],
         table=f"{render_text(analysis, provenance)}\n{split_text}",
         split=split,
         no_split=no_split,
@@ -153,7 +158,7 @@ def _with_missing(analysis: Analysis, material: _Material) -> Analysis:
     return dataclasses.replace(analysis, warnings=(*analysis.warnings, warning))
 
 
-def _provenance(material: _Material, form: str | None) -> Provenance:
+def _provenance(material: _Material, form: str | None, floor: float | None) -> Provenance:
     records = material.records.values()
     return Provenance(
         experiment=material.experiment.name,
@@ -161,7 +166,9 @@ def _provenance(material: _Material, form: str | None) -> Provenance:
         corpus=_all({record.corpus for record in records}),
         flops_convention=FLOPS_CONVENTION,
         code_version=_all({record.versions.get("code", "not recorded") for record in records}),
-        command=f"k3ablate report {material.name}" + (f" --form {form}" if form else ""),
+        command=f"k3ablate report {material.name}"
+        + (f" --form {form}" if form else "")
+        + (f" --floor {floor}" if floor is not None else ""),
     )
 
 
@@ -188,9 +195,14 @@ def _arm_result(analysis: Analysis, arm: ArmAnalysis) -> ArmResult:
         multiplier_low=found.interval.low if found else None,
         multiplier_high=found.interval.high if found else None,
         read_at_loss=found.loss if found else None,
+        read_at_baseline_flops=found.baseline_compute if found else None,
+        read_at_arm_flops=found.arm_compute if found else None,
         beyond=found.beyond if found else None,
+        p_value=found.p_value if found else None,
+        holm_p_value=arm.holm_p_value,
         paired=paired.value if paired else None,
         paired_low=paired.interval.low if paired else None,
         paired_high=paired.interval.high if paired else None,
+        paired_p_value=paired.p_value if paired else None,
         no_multiplier=arm.no_multiplier,
     )

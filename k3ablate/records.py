@@ -35,7 +35,10 @@ class Status(StrEnum):
     FAILED = "failed"
 
 
+FLOPS_CONVENTION = "3 x counted forward FLOPs per token x tokens"  # of `flops`, in records and logs
+
 # What a run leaves in its folder; the record last, which settles it.
+SPEC_FILE = "spec.json"
 RECORD_FILE = "record.json"
 METRICS_FILE = "metrics.jsonl"
 ROUTING_FILE = "routing.json"

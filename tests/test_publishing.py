@@ -119,6 +119,10 @@ def test_the_form_can_be_asked_for_and_is_the_one_that_is_read(settle, place: Pa
         answer = publishing.report("planted.yaml", place / "runs", form)
         assert [arm.form for arm in answer.arms] == [form, form]
         assert f"curves: {form}, as asked for" in answer.notes
+    shared = publishing.report("planted.yaml", place / "runs", "shared_floor", floor=1.7)
+    assert [arm.form for arm in shared.arms] == ["shared_floor"] * 2
+    assert shared.arms[1].multiplier == pytest.approx(MULTIPLIER, rel=0.02)
+    assert shared.provenance.endswith("k3ablate report planted.yaml --form shared_floor --floor 1.7")
     with pytest.raises(InputError, match=r"form: unknown form 'cubic'; write one of power, power_floor"):
         publishing.report("planted.yaml", place / "runs", "cubic")
 
@@ -138,7 +142,7 @@ def test_the_same_records_give_the_same_bytes(settle, place: Path) -> None:
     settle()
     first = publishing.report("planted.yaml", place / "runs")
     before = {file: Path(file).read_bytes() for file in first.files if not file.endswith(".parquet")}
-    results = {"runs.csv", "table.md", "table.csv", "curves.csv", "figure.png", "figure.svg"}
+    results = {"runs.csv", "table.md", "table.csv", "curves.csv", "multipliers.csv", "figure.png", "figure.svg"}
     assert {Path(file).name for file in before} == results
     second = publishing.report("planted.yaml", place / "runs")
     assert {file: Path(file).read_bytes() for file in before} == before
@@ -172,6 +176,10 @@ def test_text_and_json_hold_the_same_numbers(settle, place: Path) -> None:
     settle()
     answer = publishing.report("planted.yaml", place / "runs")
     _, arm = json.loads(as_json(answer))["arms"]
+    along = json.loads(as_json(answer))["multipliers"]
+    assert {point["arm"] for point in along} == {arm["arm"]}
+    assert along[-1]["multiplier_low"] <= along[-1]["multiplier"] <= along[-1]["multiplier_high"]
+    assert arm["p_value"] == arm["holm_p_value"] < 0.05
     for number in (arm["multiplier"], arm["multiplier_low"], arm["multiplier_high"], arm["paired"]):
         assert f"{number:.2f}" in answer.text()
     assert f"{arm['loss']:.4f}" in answer.text()

@@ -110,7 +110,9 @@ def parallel_test(
     """
     arms = {arm: found for arm, found in points.items() if num_distinct(_column(found, "compute")) > 1}
     if len(arms) < 2:
-        raise InputError(f"parallel curves: {len(arms)} arms have two sizes or more, and two are needed; add sizes")
+        raise InputError(
+            f"parallel curves: {len(arms)} of {len(points)} arms with two sizes or more, where two are needed; add sizes"
+        )
     most = max(num_distinct(_column(found, "compute")) for found in arms.values())
     if floor is None and most < SIZES_FOR_FLOOR:
         raise InputError(f"parallel curves: no arm has more than {most} sizes, which lie on curves with any floor")

@@ -1,26 +1,27 @@
 """Which curves were fitted to every arm, and how far may each be trusted? One CSV row per arm and form.
 
-The published table shows the one form that its multipliers are read from; here both stand, with intervals and every
-diagnostic of the solver, or the reason why a form was refused. Nothing is computed here.
+The published table shows the one form that its multipliers are read from; here all stand, with intervals and every
+diagnostic of the solver, or the reason why a form was refused. Curves that arms share have the diagnostics of the one
+fit to all of them. Nothing is computed here.
 """
 
 import csv
 import io
+from collections.abc import Iterable
 from pathlib import Path
 
 from k3ablate.fits.analysis import Analysis, ArmAnalysis
-from k3ablate.fits.forms import CURVES
+from k3ablate.fits.forms import curve_named
 from k3ablate.fits.solve import Fit
 from k3ablate.storage import write_atomic
 
 Row = dict[str, str | int | float]
 
-PARAMETERS = tuple(dict.fromkeys(name for form in CURVES.values() for name in form.parameters))
-
 
 def rows(analysis: Analysis) -> list[Row]:
     """Every arm with every form: parameters with 95 percent intervals, diagnostics, or why it was `refused`."""
-    return [_row(arm, form) for arm in analysis.arms for form in CURVES]
+    parameters = dict.fromkeys(name for form in analysis.forms for name in curve_named(form).parameters)
+    return [_row(arm, form, parameters) for arm in analysis.arms for form in analysis.forms]
 
 
 def write_curves(analysis: Analysis, path: Path) -> Path:
@@ -34,10 +35,10 @@ def write_curves(analysis: Analysis, path: Path) -> Path:
     return path
 
 
-def _row(arm: ArmAnalysis, form: str) -> Row:
+def _row(arm: ArmAnalysis, form: str, parameters: Iterable[str]) -> Row:
     fitted = arm.fits.get(form)
     row: Row = {"arm": arm.arm, "form": form}
-    for name in PARAMETERS:
+    for name in parameters:
         row |= {name: "", f"{name}_low": "", f"{name}_high": ""}
     return row | _diagnostics(fitted) | {"refused": arm.no_fit.get(form, "")} | (_parameters(fitted) if fitted else {})
 

@@ -14,6 +14,7 @@ FLOPS_PER_PFLOP_DAY = 8.64e19  # 1e15 FLOP/s for 86400 s
 FIGURE_SIZE = (7.0, 4.8)  # inches
 DOTS_PER_INCH = 160
 MOST_PLACES = 6  # decimals of anything
+SMALL_PROBABILITY = 1e-4
 SMALL_FACTOR = 0.1  # below it two decimals hold fewer than two digits
 
 # The baseline is always black; bright yellow is left out, it vanishes on white.
@@ -54,6 +55,11 @@ def factor(value: float) -> str:
 def factor_range(interval: Interval) -> str:
     """The 95 percent interval of a multiplier."""
     return f"{factor(interval.low)} to {factor(interval.high)}"
+
+
+def probability(value: float) -> str:
+    """A p-value to two digits; very small ones are only called so."""
+    return "<0.0001" if value < SMALL_PROBABILITY else decimal(value, digits=2)
 
 
 def loss_text(value: float) -> str:

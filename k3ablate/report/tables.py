@@ -19,15 +19,15 @@ from k3ablate.fits.analysis import Analysis, ArmAnalysis
 from k3ablate.fits.multiplier import Multiplier
 from k3ablate.fits.observations import Excluded
 from k3ablate.fits.solve import Fit
-from k3ablate.report.style import decimal, factor, factor_range, loss_text
+from k3ablate.report.notes import notes
+from k3ablate.report.style import decimal, factor, factor_range, loss_text, probability
 from k3ablate.storage import write_atomic
 
 TERMINAL_WIDTH = 118
-WIDE_INTERVAL = 1.2  # upper end over lower end
 NOTHING = "-"
 HEADINGS = (
-    "arm", "changes", "runs", "loss at largest size", "multiplier (95 %)", "read at loss", "range", "paired (95 %)",
-    "curve",
+    "arm", "changes", "runs", "loss at largest size", "multiplier (95 %)", "read at loss", "range", "p (Holm)",
+    "paired (95 %)", "curve",
 )  # fmt: skip
 TERMINAL_HEADINGS = HEADINGS[:-1]
 
@@ -112,56 +112,9 @@ def write_tables(analysis: Analysis, provenance: Provenance, stem: Path) -> tupl
     return markdown, comma
 
 
-def notes(analysis: Analysis) -> tuple[str, ...]:
-    """What must be read beside the numbers, shared by every output."""
-    found = [
-        f"multiplier: compute that {analysis.baseline} needs for the same loss, over the arm's; above 1 is a gain",
-        f"curves: {analysis.form_reason}",
-    ]
-    noise = analysis.noise.get(analysis.form or "")
-    if noise is not None:
-        found.append(
-            f"intervals: {noise.method}; deviation of ln L {noise.pooled_sd:.2g}, "
-            f"{noise.shared_share:.0%} of its square common to arms of the same size and seed; "
-            f"{analysis.num_draws} draws"
-        )
-    widest = _widest(analysis)
-    if widest is not None:
-        found.append(
-            f"intervals are wide at this scale: {widest} (a table says so where an upper end is more than "
-            f"{WIDE_INTERVAL} times its lower end); more sizes and seeds narrow them"
-        )
-    found += analysis.warnings
-    for arm in analysis.arms:
-        found += [f"{arm.arm}: {text}" for text in _arm_notes(analysis, arm)]
-    return tuple(found)
-
-
 def excluded_cells(excluded: Sequence[Excluded]) -> list[tuple[str, ...]]:
     """Cells of the listing of runs that are in no fit."""
     return [(run.arm, run.size, str(run.seed), run.status, run.reason) for run in excluded]
-
-
-def _arm_notes(analysis: Analysis, arm: ArmAnalysis) -> list[str]:
-    if arm.multiplier is not None:
-        unreached = arm.multiplier.unreachable_share
-        share = [f"in {unreached:.1%} of the draws a curve never reaches this loss"] if unreached else []
-        return [*arm.multiplier.warnings, *share]
-    fitted = arm.fits.get(analysis.form or "")
-    if arm.arm == analysis.baseline:
-        return list(fitted.warnings) if fitted else []
-    if not analysis.any_finished or arm.no_multiplier == analysis.form_reason:
-        return []  # what holds for every arm stands once, as the reason why there are no curves
-    return [f"no multiplier: {arm.no_multiplier}"]
-
-
-def _widest(analysis: Analysis) -> str | None:
-    read = [(arm.arm, arm.multiplier) for arm in analysis.arms if arm.multiplier is not None]
-    wide = [(name, found) for name, found in read if found.interval.high > WIDE_INTERVAL * found.interval.low]
-    if not wide:
-        return None
-    name, found = max(wide, key=lambda pair: pair[1].interval.high / max(pair[1].interval.low, 1e-300))
-    return f"{name} lies between {factor_range(found.interval).replace(' to ', ' and ')}"
 
 
 def _cells(analysis: Analysis, arm: ArmAnalysis) -> tuple[str, ...]:
@@ -173,8 +126,9 @@ def _cells(analysis: Analysis, arm: ArmAnalysis) -> tuple[str, ...]:
         str(len(arm.points)),
         _largest(arm),
         _multiplier(analysis, arm),
-        loss_text(found.loss) if found else NOTHING,
-        _range(found) if found else NOTHING,
+        _read_at(arm),
+        _range(found) if found else ("measured" if arm.multiplier_curve else NOTHING),
+        _p_value(arm),
         f"{factor(arm.paired.value)} ({factor_range(arm.paired.interval)})" if arm.paired else NOTHING,
         _curve(analysis, arm),
     )
@@ -198,7 +152,27 @@ def _largest(arm: ArmAnalysis) -> str:
 def _multiplier(analysis: Analysis, arm: ArmAnalysis) -> str:
     if arm.arm == analysis.baseline and arm.points:
         return "1"
+    if arm.multiplier is None and arm.multiplier_curve is not None:
+        first, last = arm.multiplier_curve.value_G[[0, -1]]
+        return f"m(C) {factor(first)} to {factor(last)}"
     return f"{factor(arm.multiplier.value)} ({factor_range(arm.multiplier.interval)})" if arm.multiplier else "none"
+
+
+def _read_at(arm: ArmAnalysis) -> str:
+    """The loss, or from where to where m(C) goes."""
+    if arm.multiplier is not None:
+        return loss_text(arm.multiplier.loss)
+    if arm.multiplier_curve is not None:
+        return " to ".join(map(loss_text, arm.multiplier_curve.loss_G[[0, -1]]))
+    return NOTHING
+
+
+def _p_value(arm: ArmAnalysis) -> str:
+    """Raw, then corrected; a repeat of the baseline has no correction."""
+    if arm.multiplier is None:
+        return NOTHING
+    corrected = "" if arm.holm_p_value is None else f" ({probability(arm.holm_p_value)})"
+    return f"{probability(arm.multiplier.p_value)}{corrected}"
 
 
 def _range(found: Multiplier) -> str:
@@ -242,10 +216,15 @@ def _csv_row(analysis: Analysis, arm: ArmAnalysis) -> dict[str, object]:
         "multiplier_low": found.interval.low if found else "",
         "multiplier_high": found.interval.high if found else "",
         "read_at_loss": found.loss if found else "",
+        "read_at_baseline_flops": found.baseline_compute if found else "",
+        "read_at_arm_flops": found.arm_compute if found else "",
         "range": _range(found) if found else "",
+        "p_value": found.p_value if found else "",
+        "holm_p_value": "" if arm.holm_p_value is None else arm.holm_p_value,
         "paired": paired.value if paired else "",
         "paired_low": paired.interval.low if paired else "",
         "paired_high": paired.interval.high if paired else "",
+        "paired_p_value": paired.p_value if paired else "",
         "form": fitted.form if fitted else "",
         "curve": "; ".join(f"{name}={value!r}" for name, value in fitted.values.items()) if fitted else "",
         "no_multiplier": arm.no_multiplier,

@@ -252,7 +252,7 @@ def test_one_arm_with_sizes_is_not_tested_and_says_why(planted_table: Tables) ->
     table = planted_table()
     analysis = analysed(table[(table["arm"] == "k2") | (table["size"] == "s0")])
     assert analysis.parallel is None
-    assert "1 arms have two sizes or more" in analysis.not_tested
+    assert "1 of 4 arms with two sizes or more" in analysis.not_tested
     assert analysed(planted_table(num_sizes=1)).not_tested.endswith("add a size")
 
 

@@ -171,7 +171,7 @@ def test_without_enough_sizes_there_is_no_prediction_and_a_reason() -> None:
 @pytest.mark.parametrize(
     ("kept", "floor", "message"),
     [
-        (1, 0.0, "0 arms have two sizes or more, and two are needed"),
+        (1, 0.0, "0 of 3 arms with two sizes or more, where two are needed"),
         (2, None, "no arm has more than 2 sizes, which lie on curves with any floor"),
         (2, 0.0, "6 points of 3 arms for 6 free parameters"),
     ],

@@ -1,6 +1,7 @@
 """The published table holds every number, every excluded run and the provenance, in the same bytes each time."""
 
 import csv
+import html
 import io
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,7 +11,9 @@ import pytest
 
 from k3ablate.fits.analysis import Analysis
 from k3ablate.fits.solve import Interval
-from k3ablate.report.tables import HEADINGS, Provenance, notes, render_csv, render_markdown, render_text, write_tables
+from k3ablate.report.notes import notes
+from k3ablate.report.style import probability
+from k3ablate.report.tables import HEADINGS, Provenance, render_csv, render_markdown, render_text, write_tables
 
 
 def rows_of(markdown: str) -> list[list[str]]:
@@ -30,7 +33,11 @@ def test_markdown_has_one_row_per_arm_with_its_numbers(analysis: Analysis, prove
     assert k3[2] == "6"
     assert k3[4] == f"{read.value:.2f} ({read.interval.low:.2f} to {read.interval.high:.2f})"
     assert (k3[5], k3[6]) == (f"{read.loss:.4f}", "measured")
-    assert k3[8].startswith("power: A ")
+    corrected = analysis.arm("k3").holm_p_value
+    assert corrected is not None
+    assert html.unescape(k3[7]) == f"{probability(read.p_value)} ({probability(corrected)})"
+    assert "(" not in body[3][7]
+    assert k3[9].startswith("power: A ")
     assert body[0][1] == "baseline"
     assert body[3][1] == "none (A/A)"
 
@@ -56,6 +63,9 @@ def test_csv_keeps_every_digit(analysis: Analysis, provenance: Provenance) -> No
     assert largest is not None
     assert float(parsed[1]["multiplier"]) == read.value
     assert float(parsed[1]["multiplier_high"]) == read.interval.high
+    assert float(parsed[1]["p_value"]) == read.p_value
+    assert float(parsed[1]["holm_p_value"]) == analysis.arm("k3").holm_p_value
+    assert float(parsed[1]["read_at_arm_flops"]) == read.arm_compute
     assert float(parsed[1]["loss"]) == largest.loss
     assert parsed[0]["multiplier"] == ""
 
@@ -95,7 +105,7 @@ def test_one_size_shows_losses_and_says_that_there_is_no_curve(
     assert all("(s0)" in cells[3] for cells in body)
     for output in (render_markdown(single, provenance), render_text(single, provenance), "\n".join(notes(single))):
         assert output.count("one size, no curve") == 1
-    assert [cells[8] for cells in body] == ["none"] * 4
+    assert [cells[9] for cells in body] == ["none"] * 4
 
 
 @pytest.mark.parametrize("num_sizes", [1, 3])
@@ -104,7 +114,7 @@ def test_an_arm_without_a_finished_run_says_so(
 ) -> None:
     analysis = analyses(num_sizes=num_sizes, unfinished=["kda"])
     _, _, *body = rows_of(render_markdown(analysis, provenance))
-    assert body[2] == ["kda", "attention=kda", "0", "-", "none", "-", "-", "-", "none: no run of this arm finished"]
+    assert body[2] == ["kda", "attention=kda", "0", "-", "none", *["-"] * 4, "none: no run of this arm finished"]
     assert "kda: no multiplier: no run of this arm finished" in notes(analysis)
     assert "kda s0 seed 1: diverged: loss above 30 at step 12" in render_text(analysis, provenance)
 
@@ -117,7 +127,7 @@ def test_without_a_finished_run_every_arm_and_every_reason_is_listed(
     _, _, *body = rows_of(markdown)
     assert [cells[0] for cells in body] == ["k2", "k3", "kda", "again"]
     assert {tuple(cells[2:]) for cells in body} == {
-        ("0", "-", "none", "-", "-", "-", "none: no run of this arm finished")
+        ("0", "-", "none", "-", "-", "-", "-", "none: no run of this arm finished")
     }
     assert markdown.count("| diverged | loss above 30 at step 12 |") == 24
     assert "Runs in no fit: 24" in render_text(analysis, provenance)
