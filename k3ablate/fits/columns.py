@@ -2,7 +2,8 @@
 
 `canonical` gives a table our column names (those of `records.COLUMNS`), keeps the rows that rules such as `used=1` or
 `tokens>=1e9` name, and makes up the labels that a table of runs may lack: one arm, sizes from what was trained, seeds
-by counting. Whether the rows can be compared or fitted is not asked here; see `observations` and `fitting`.
+by counting. Runs that share their labels and were trained on other tokens, say, are of different sizes. Whether the
+rows can be compared or fitted is not asked here; see `observations` and `fitting`.
 """
 
 import dataclasses
@@ -15,7 +16,6 @@ from dataclasses import dataclass
 import pandas
 
 from k3ablate.config import InputError
-from k3ablate.records import COLUMNS
 
 ONLY_ARM = "all"
 RULE = re.compile(r"\s*(?P<column>[^=!<>]+?)\s*(?P<comparison>==|!=|<=|>=|=|<|>)\s*(?P<value>.*?)\s*")
@@ -46,15 +46,18 @@ def canonical(
 ) -> tuple[pandas.DataFrame, tuple[str, ...]]:
     """The table with our column names and the rows that `where` keeps (column=value, also != < <= > >=).
 
-    Row labels stay those of the table. Beside it one sentence per rule, with the number of rows it left out.
-    InputError for a column that is not there, a rule that keeps nothing, and what cannot be read as a rule.
+    Row labels stay those of the table. Beside it one sentence per rule, with the number of rows it left out. A rule
+    about `status` decides which runs count, whatever the words of that column. InputError for a column that is not
+    there, a rule that keeps nothing, and what cannot be read as a rule.
     """
     kept, sentences = _kept(table, where)
     theirs = {ours: getattr(columns, role) for role, ours in OURS.items()}
     for role, ours in OURS.items():
         if theirs[ours] not in kept and (theirs[ours] != ours or role == "loss"):
             raise InputError(f"table: no column {theirs[ours]!r} for {role}; {_known(theirs[ours], kept)}")
-    replaced = set(theirs.values()) - set(COLUMNS)
+    replaced = set(theirs.values()) - set(OURS.values())
+    if any(_parsed(rule)[0] == "status" for rule in where):
+        replaced.add("status")
     named = kept.drop(columns=[name for name in kept if name in replaced])
     present = {ours: kept[name] for ours, name in theirs.items() if name in kept}
     return _labelled(named.assign(**present)), sentences
@@ -119,25 +122,30 @@ def _known(name: str, table: pandas.DataFrame) -> str:
 
 def _labelled(table: pandas.DataFrame) -> pandas.DataFrame:
     """The table with an arm, a size and a seed on every row."""
+    trained = [name for name in ("tokens", "active_params", "flops") if name in table]
     if "arm" not in table:
         table = table.assign(arm=ONLY_ARM)
+    if "size" not in table and not trained:
+        raise InputError(
+            f"table: no column tells the size of a run: name its compute, or its parameters and tokens; "
+            f"it has {', '.join(map(str, table.columns))}"
+        )
     if "size" not in table:
-        table = table.assign(size=_sizes(table))
+        table = table.assign(size=_joined([table[name] for name in reversed(trained)]))
+    run = ["arm", "size", *(["seed"] if "seed" in table else [])]
+    for name in trained:
+        # runs of one label that differ in this are of different sizes; columns that follow from it then differ no more
+        if (table.groupby(run, dropna=False)[name].nunique() > 1).any():
+            table = table.assign(size=_joined([table["size"], table[name]]))
     if "seed" not in table:
         table = table.assign(seed=table.groupby(["arm", "size"], sort=False, dropna=False).cumcount())
     return table
 
 
-def _sizes(table: pandas.DataFrame) -> pandas.Series:
-    """Rows of equal compute, parameters and tokens (those that the table has) are one size."""
-    trained = [name for name in ("flops", "active_params", "tokens") if name in table]
-    if not trained:
-        raise InputError(
-            f"table: no column tells the size of a run: name its compute, or its parameters and tokens; "
-            f"it has {', '.join(map(str, table.columns))}"
-        )
-    cells = [[_size(cell) for cell in table[name]] for name in trained]
-    return pandas.Series([" ".join(parts) for parts in zip(*cells, strict=True)], index=table.index, dtype=object)
+def _joined(columns: Sequence[pandas.Series]) -> pandas.Series:
+    """One label out of several cells of a row."""
+    cells = [[_size(cell) for cell in column] for column in columns]
+    return pandas.Series([" ".join(parts) for parts in zip(*cells, strict=True)], index=columns[0].index, dtype=object)
 
 
 def _size(cell: object) -> str:

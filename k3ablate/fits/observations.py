@@ -20,7 +20,7 @@ from k3ablate.fits.paired import Point
 from k3ablate.records import COLUMNS, Status
 
 LABELS = ("arm", "size", "seed")
-# Losses that differ in one of these do not compare.
+# Losses that differ in one of these words do not compare; numbers of that name are something else.
 SINGLE_VALUED = re.compile(r"corpus|validation|metric|flops_convention|(.*_)?units?(_.*)?", re.IGNORECASE)
 
 
@@ -102,7 +102,10 @@ def _statuses(table: pandas.DataFrame) -> list[str]:
     known = {str(status) for status in Status}
     for index, value in table["status"].items():
         if str(value) not in known:
-            raise InputError(f"table: row {index}: status {value!r}; write one of {', '.join(sorted(known))}")
+            raise InputError(
+                f"table: row {index}: status {value!r}; write one of {', '.join(sorted(known))}, or say which runs "
+                f"count (--where status={value})"
+            )
     return [str(value) for value in table["status"]]
 
 
@@ -138,7 +141,7 @@ def _refuse_duplicates(rows: pandas.DataFrame) -> None:
 
 def _refuse_mixtures(rows: pandas.DataFrame) -> None:
     for column in rows:
-        if not SINGLE_VALUED.fullmatch(str(column)):
+        if not SINGLE_VALUED.fullmatch(str(column)) or pandas.api.types.is_numeric_dtype(rows[column]):
             continue
         values = sorted(map(str, rows[column].dropna().unique()))
         if len(values) > 1:

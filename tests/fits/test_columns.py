@@ -51,6 +51,30 @@ def test_models_of_equal_compute_are_different_sizes() -> None:
     assert labelled["seed"].tolist() == [0, 0, 1]
 
 
+@pytest.mark.parametrize("seeds", [{}, {"seed": [0, 0, 0, 0, 1]}])
+def test_runs_of_one_label_on_other_tokens_are_different_sizes(seeds: dict[str, list[int]]) -> None:
+    """Not seeds of one size: their spread is no noise."""
+    table = pandas.DataFrame({"size": ["s", "s", "m", "m", "m"], "tokens": [1e9, 2e9, 1e9, 2e9, 2e9],
+                              "flops": [1.0, 2.0, 3.0, 6.0, 6.0], "loss": 3.0, **seeds})  # fmt: skip
+    labelled, _ = canonical(table, Columns())
+    assert labelled["size"].tolist() == ["s 1000000000", "s 2000000000", "m 1000000000", "m 2000000000", "m 2000000000"]
+    assert labelled["seed"].tolist() == [0, 0, 0, 0, 1]
+
+
+def test_seeds_of_a_size_stay_together_where_one_stopped_early() -> None:
+    table = pandas.DataFrame({"size": "s", "seed": [0, 1, 2], "tokens": [1e9, 1e9, 1e8], "loss": 3.0})
+    assert canonical(table, Columns())[0]["size"].tolist() == ["s"] * 3
+
+
+def test_a_rule_about_status_decides_which_runs_count() -> None:
+    table = theirs().assign(status=["ok", "ok", "crashed", "ok"])
+    assert "status" in canonical(table, NAMED)[0]
+    kept, dropped = canonical(table, NAMED, ["status=ok"])
+    assert kept.index.tolist() == [0, 1, 3]
+    assert "status" not in kept
+    assert dropped == ("status=ok: 1 of 4 rows left out",)
+
+
 @pytest.mark.parametrize(
     ("rule", "kept"),
     [

@@ -64,7 +64,7 @@ def test_free_text_columns_are_not_components(planted_table: Tables) -> None:
         ("seed", 1, 0, r"arm k2, size s0, seed 0 stands more than once"),
         ("corpus", 5, "other", r"2 values of corpus \(c0ffee, other\); losses of more than one corpus do not compare"),
         ("validation", 5, "ood", r"2 values of validation \(ood, validation\)"),
-        ("status", 2, "crashed", r"row 2: status 'crashed'; write one of diverged, failed, finished, out_of_time"),
+        ("status", 2, "crashed", r"row 2: status 'crashed'; write one of diverged, failed, finished, out_of_time, or"),
         ("arm", 4, None, r"row 4: no arm"),
         ("seed", 4, 0.5, r"row 4: seed 0.5; write a whole number"),
     ],
@@ -84,6 +84,12 @@ def test_columns_that_hold_one_value_or_do_not_compare(planted_table: Tables, co
     message = rf"2 values of {column} \(one, other\).*keep the rows of one \(--where {column}=one\)"
     with pytest.raises(InputError, match=message):
         observations(table)
+
+
+def test_numbers_are_no_labels(planted_table: Tables) -> None:
+    """Somebody's hidden units are no unit, and their column of validation losses is no validation set."""
+    table = planted_table()
+    assert observations(table.assign(hidden_units=range(len(table)), metric=table["loss"])).excluded == ()
 
 
 def test_numbers_of_any_form_are_checked_under_the_tables_own_names(planted_table: Tables) -> None:
