@@ -74,6 +74,20 @@ Total = Annotated[float | None, Parameter(help="Multiplier claimed elsewhere; wh
 Components = Annotated[
     list[str] | None, Parameter(name="--component", negative="", help="Column of a component's levels; may repeat.")
 ]
+CurveBy = Annotated[Literal["tokens", "flops", "hours"], Parameter(help="What the table shows with intervals.")]
+LossTargets = Annotated[
+    list[float] | None,
+    Parameter(
+        name="--target", negative="", help="Loss to read at; may repeat; default: the lowest all meet, and above."
+    ),
+]
+Window = Annotated[
+    float | None,
+    Parameter(help="Share of the tokens that losses are averaged over; default: 0.1 for a training loss, else 0."),
+]
+StepColumn = Annotated[str | None, Parameter(name="--step", help="Column of the steps, where it is not `step`.")]
+HoursColumn = Annotated[str | None, Parameter(name="--hours", help="Column of the hours, where it is not `hours`.")]
+SecondsColumn = Annotated[str | None, Parameter(name="--seconds", help="Column of the seconds, if not `seconds`.")]
 Workers = Annotated[int | None, Parameter(help="Worker processes, one run each at a time; default: one per core.")]
 
 
@@ -205,6 +219,34 @@ def split(
 
 
 @app.command
+def compare(
+    *runs: str,
+    by: CurveBy = "tokens",
+    target: LossTargets = None,
+    window: Window = None,
+    step: StepColumn = None,
+    tokens: Tokens = None,
+    x: X = None,
+    y: Y = None,
+    hours: HoursColumn = None,
+    seconds: SecondsColumn = None,
+    json: Json = False,
+) -> int:
+    """Compare training curves: tokens, FLOPs and hours that each RUN spends until it meets a loss; the first is 1.
+
+    A RUN is a digest or its first letters, the folder of a run, a .csv with a row per logged step, several of these
+    with commas between them (seeds of one group), or EXPERIMENT/ARM/SIZE (all its seeds).
+    """
+    from k3ablate import comparing
+
+    answer = comparing.compare(
+        _logs(runs), by=by, targets=target or [], window=window, step=step, tokens=tokens, x=x, y=y, hours=hours,
+        seconds=seconds,
+    )  # fmt: skip
+    return _show(answer, json)
+
+
+@app.command
 def count(
     model: str | None = None,
     *,
@@ -295,6 +337,24 @@ def _table(name: str) -> "tuple[DataFrame, str | None, str | None]":
 
     frame, baseline = publishing.runs(name, _root())
     return frame, records.FLOPS_CONVENTION, baseline
+
+
+def _logs(names: tuple[str, ...]) -> "dict[str, list[DataFrame]]":
+    """What the runs of each name logged; only the runs of an experiment's arm need its plan, and so torch."""
+    from k3ablate import run_logs
+    from k3ablate.config import InputError
+
+    found: dict[str, list[DataFrame]] = {}
+    for name in names:
+        if name in found:
+            raise InputError(f"compare: {name} stands there twice; name each run once")
+        frames = run_logs.read_group(name, _root())
+        if frames is None:
+            from k3ablate import verbs
+
+            frames = [run_logs.read_folder(folder) for folder in verbs.cell(name, _root())]
+        found[name] = frames
+    return found
 
 
 def _run(experiment: str, workers: int | None) -> "Ran":

@@ -10,7 +10,7 @@ import torch
 
 from k3ablate.config import InputError, parse, read_yaml
 from k3ablate.counted import Counted
-from k3ablate.jobs.folders import SPEC_FILE, RunFolder, State, find
+from k3ablate.jobs.folders import RunFolder, State, find
 from k3ablate.model.census import checked
 from k3ablate.model.conventions import Published, outside, readings
 from k3ablate.model.decoder import ModelConfig
@@ -19,7 +19,7 @@ from k3ablate.model.moe import RoutedConfig
 from k3ablate.model.residual import BlockAttnRes
 from k3ablate.model.traffic import LayerTraffic, RunTraffic, Traffic, even_routing, even_sources, traffic
 from k3ablate.recipes import published_path, recipe_path
-from k3ablate.records import ROUTING_FILE, RoutedPairs
+from k3ablate.records import ROUTING_FILE, SPEC_FILE, RoutedPairs
 from k3ablate.training.spec import RunSpec
 
 DEFAULT_CONTEXT = 4096

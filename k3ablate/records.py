@@ -44,6 +44,7 @@ METRICS_FILE = "metrics.jsonl"
 ROUTING_FILE = "routing.json"
 CHECKPOINTS_FOLDER = "checkpoints"
 TABLE_SUFFIXES = (".csv", ".parquet")
+RUNS_TABLE = "runs.csv"  # among the results of an experiment
 SETTLED = frozenset({Status.FINISHED, Status.DIVERGED})  # never trained again
 
 

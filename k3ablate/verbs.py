@@ -23,12 +23,12 @@ from k3ablate.answers import (
 from k3ablate.config import InputError, located, parse, read_yaml
 from k3ablate.experiment import Experiment, arm_differences, load
 from k3ablate.jobs import folders, local
-from k3ablate.jobs.folders import SETTLED_STATES, State, corpora_folder
+from k3ablate.jobs.folders import SETTLED_STATES, State, corpora_folder, results_folder
 from k3ablate.jobs.progress import Reporter
 from k3ablate.kernels.warm_up import warm_up
 from k3ablate.plan import Plan, PlanRow, data_recipes, expand
 from k3ablate.recipes import experiment_path, recipe_path
-from k3ablate.records import RunRecord, Status
+from k3ablate.records import METRICS_FILE, RUNS_TABLE, RunRecord, Status, read_table
 from k3ablate.storage import require_writable
 from k3ablate.training.corpus import Corpus, build, known
 from k3ablate.training.data import check_budget
@@ -108,6 +108,24 @@ def status(name: str, root: Path) -> Standings:
         state = states.get(row.label.digest, State.WAITING)
         counts.setdefault(row.label.arm, {}).setdefault(row.label.size, Counter())[str(state)] += 1
     return Standings(experiment.name, counts, _problems(rows, folders.records(root, states)))
+
+
+def cell(name: str, root: Path) -> list[Path]:
+    """Folders of the runs of EXPERIMENT/ARM/SIZE, a seed each, by its plan, or by its table where none of these ran.
+
+    InputError for another name, and where no run of that cell has logged anything.
+    """
+    experiment_name, arm, size = _parts(name)
+    experiment = load(experiment_path(experiment_name))
+    labels = [row.label for row in plan_from_known_corpora(experiment, root).rows]
+    known = list(dict.fromkeys(f"{label.arm}/{label.size}" for label in labels))
+    if f"{arm}/{size}" not in known:
+        raise InputError(f"{name}: {experiment_name} has no such arm and size; write one of {', '.join(known)}")
+    planned = [label.digest for label in labels if (label.arm, label.size) == (arm, size) and label.digest]
+    for found in (planned, _collected_digests(results_folder(root, experiment.name), arm, size)):
+        if logged := [root / digest for digest in found if (root / digest / METRICS_FILE).is_file()]:
+            return logged
+    raise InputError(f"{name}: no run of it has logged anything; `k3ablate run {experiment_name}` trains them")
 
 
 def build_corpus(name: str, root: Path, say: Say) -> CorpusAnswer:
@@ -196,6 +214,25 @@ def _problems(rows: Iterable[PlanRow], records: Mapping[str, RunRecord]) -> list
             reason = record.reason.splitlines()[0]
             found.setdefault(record.digest, Problem(name, str(record.status), reason))
     return list(found.values())
+
+
+def _parts(name: str) -> tuple[str, str, str]:
+    """Experiment, arm and size; an arm may hold a stroke (a/a), and so may the path of an experiment's file."""
+    file, dot, rest = name.partition(".yaml/")
+    experiment, _, rest = (f"{file}.yaml", "", rest) if dot else name.partition("/")
+    arm, _, size = rest.rpartition("/")
+    if not (arm and size):
+        raise InputError(f"{name}: write EXPERIMENT/ARM/SIZE")
+    return experiment, arm, size
+
+
+def _collected_digests(folder: Path, arm: str, size: str) -> list[str]:
+    """Those in the table that was collected last: runs of an older plan, or of a corpus that is not here."""
+    path = folder / RUNS_TABLE
+    if not path.exists():
+        return []
+    table = read_table(path)
+    return table[(table["arm"] == arm) & (table["size"] == size)]["digest"].tolist()
 
 
 def _prepare_tracking(root: Path) -> None:

@@ -25,6 +25,7 @@ from k3ablate.records import (
     METRICS_FILE,
     RECORD_FILE,
     SETTLED,
+    SPEC_FILE,
     RoutedPairs,
     RunRecord,
     read_record,
@@ -36,7 +37,6 @@ from k3ablate.storage import write_atomic
 if TYPE_CHECKING:
     from k3ablate.training.spec import RunSpec
 
-SPEC_FILE = "spec.json"
 LOG_FILE = "log.txt"
 FAILURE_FILE = "failure.txt"
 LOCK_FILE = "lock"

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from k3ablate import storage
 from k3ablate.config import InputError
-from k3ablate.jobs.folders import LOG_FILE, SETTLED_STATES, SPEC_FILE, Progress, RunFolder, corpora_folder
-from k3ablate.records import RunRecord, Status
+from k3ablate.jobs.folders import LOG_FILE, SETTLED_STATES, Progress, RunFolder, corpora_folder
+from k3ablate.records import SPEC_FILE, RunRecord, Status
 
 if TYPE_CHECKING:
     from k3ablate.training.spec import Execution, RunSpec

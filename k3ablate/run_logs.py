@@ -1,0 +1,143 @@
+"""Which runs does a name mean, and what did they log?
+
+A name is a digest or the first letters of one, the folder of a run, a .csv of anybody's, or several of these with
+commas between them, which are the seeds of one group. What a run's folder says beside its log (seed, corpus, budget,
+how it ended) becomes columns, so that `comparing` sees frames only. Nothing here reaches a training library; the runs
+of an experiment's arm, which only its plan knows, are found in `verbs`.
+"""
+
+import json
+from pathlib import Path
+from typing import TypeVar
+
+import pandas
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from k3ablate.config import InputError
+from k3ablate.records import FLOPS_CONVENTION, METRICS_FILE, RECORD_FILE, SPEC_FILE, Status, read_table
+
+FEWEST_LETTERS = 4  # of a digest
+MAX_NAMED = 4  # of digests that begin alike
+
+
+class Facts(BaseModel):
+    """Some of what a file says, without the code that the whole needs."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class LoggedTraining(Facts):
+    """Of the training in a run's specification."""
+
+    context: int
+
+
+class LoggedSpec(Facts):
+    """Of a run's specification."""
+
+    corpus: str
+    seed: int
+    tokens: int
+    training: LoggedTraining
+
+
+class LoggedEnd(Facts):
+    """Of a run's record."""
+
+    status: Status
+    reason: str
+    device: str
+
+
+FactsType = TypeVar("FactsType", bound=Facts)
+
+
+def read_group(name: str, root: Path) -> list[pandas.DataFrame] | None:
+    """What the runs of `name` logged, a frame each; None where it may be EXPERIMENT/ARM/SIZE, by its strokes.
+
+    InputError where it names nothing, where a digest is not unique, or where a run has logged nothing.
+    """
+    found = _read(name, root)
+    if found is not None:
+        return [found]
+    if "," not in name and name.count("/") > 1:
+        return None
+    frames = []
+    for part in map(str.strip, name.split(",")):
+        frame = _read(part, root)
+        if frame is None:
+            raise InputError(
+                f"{part}: no run below {root} begins so, and no folder or file is called so; write a digest that "
+                "`k3ablate plan EXPERIMENT` shows, a run's folder, a .csv, or EXPERIMENT/ARM/SIZE"
+            )
+        frames.append(frame)
+    return frames
+
+
+def read_folder(folder: Path) -> pandas.DataFrame:
+    """What the run in `folder` logged, a row per line, with its facts as columns; InputError where that is nothing."""
+    lines = _lines(folder / METRICS_FILE)
+    if not lines:
+        raise InputError(f"{folder}: this run has logged nothing yet; wait for its first steps")
+    numbers = [{key: value for key, value in line.items() if not isinstance(value, list)} for line in lines]
+    facts = _facts(folder) | {"flops_convention": FLOPS_CONVENTION}
+    return pandas.DataFrame([line | facts for line in numbers])
+
+
+def _read(name: str, root: Path) -> pandas.DataFrame | None:
+    path = Path(name)
+    if path.suffix == ".csv":
+        return read_table(path)
+    if (path / METRICS_FILE).is_file():
+        return read_folder(path)
+    if path.is_dir() and (path / SPEC_FILE).is_file():
+        raise InputError(f"{name}: this run has logged nothing yet; wait for its first steps")
+    folder = _by_digest(name, root)
+    return None if folder is None else read_folder(folder)
+
+
+def _by_digest(name: str, root: Path) -> Path | None:
+    """The one run below `root` whose digest begins so; None where there is none."""
+    if "/" in name or len(name) < FEWEST_LETTERS or not root.is_dir():
+        return None
+    found = sorted(path for path in root.glob(f"{name}*") if (path / SPEC_FILE).is_file())
+    if len(found) > 1:
+        named = ", ".join(path.name for path in found[:MAX_NAMED]) + (", ..." if len(found) > MAX_NAMED else "")
+        raise InputError(f"{name}: {len(found)} runs below {root} begin so ({named}); write more of the digest")
+    return found[0] if found else None
+
+
+def _lines(path: Path) -> list[dict[str, object]]:
+    """Every whole line; the last may have been cut off by a crash, or is being written."""
+    if not path.is_file():
+        return []
+    lines, texts = [], path.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, text in enumerate(texts, start=1):
+        try:
+            lines.append(dict(json.loads(text)))
+        except (ValueError, TypeError):
+            if number == len(texts):
+                break
+            raise InputError(f"{path}: line {number} is not a JSON object; delete that line") from None
+    return lines
+
+
+def _facts(folder: Path) -> dict[str, object]:
+    """What specification and record say, by column; a folder that lacks one of them lacks its columns."""
+    facts: dict[str, object] = {}
+    spec, end = _parsed(folder / SPEC_FILE, LoggedSpec), _parsed(folder / RECORD_FILE, LoggedEnd)
+    if spec is not None:
+        facts |= {"seed": spec.seed, "corpus": spec.corpus, "context": spec.training.context, "budget": spec.tokens}
+    if end is not None:
+        facts |= {"status": str(end.status), "reason": end.reason, "device": end.device}
+    return facts
+
+
+def _parsed(path: Path, kind: type[FactsType]) -> FactsType | None:
+    if not path.is_file():
+        return None
+    try:
+        return kind.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]["msg"]
+        raise InputError(f"{path}: not what a run writes ({problem}); name another run") from None
