@@ -1,8 +1,9 @@
 """How does a numba loop take exponentials of sixteen numbers at once? Functions of one number that LLVM vectorises.
 
 numba calls the C library for `exp` and `tanh`, one number at a time, which costs more than all the rest of a gate.
-These are polynomials and ratios of them instead, within a few units in the last place of float32, and a loop that calls them becomes
-vector code. NaN stays NaN; arguments beyond the range of float32 give its limits (a smallest number, not zero).
+These are polynomials and ratios of them instead, within a few units in the last place of float32, and a loop that calls
+them becomes vector code. NaN stays NaN; arguments beyond the range of float32 give its limits (a smallest number, not
+zero).
 """
 
 from typing import Any
