@@ -51,7 +51,7 @@ def choose(
     rejected = f"{form}, as asked for, is rejected: {test.decision}"
     if own is None:
         return Choice(None, rejected, test)
-    withheld = f"{rejected}; the curves are not parallel, so that a multiplier holds where it is read: see m(C)"
+    withheld = f"{rejected}; m(C) stands instead of a single number"
     return Choice(own, f"{own} for every arm, because {rejected}", test, withheld=withheld)
 
 

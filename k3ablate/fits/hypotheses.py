@@ -111,7 +111,7 @@ def parallel_test(
     arms = {arm: found for arm, found in points.items() if num_distinct(_column(found, "compute")) > 1}
     if len(arms) < 2:
         raise InputError(
-            f"parallel curves: {len(arms)} of {len(points)} arms with two sizes or more, where two are needed; add sizes"
+            f"parallel curves: {len(arms)} of {len(points)} arms with two sizes or more, two are needed; add sizes"
         )
     most = max(num_distinct(_column(found, "compute")) for found in arms.values())
     if floor is None and most < SIZES_FOR_FLOOR:
@@ -162,9 +162,12 @@ def _held_out(
     largest = {arm: max(found, key=lambda point: point.compute).size for arm, found in arms.items()}
     kept = {arm: [point for point in found if point.size != largest[arm]] for arm, found in arms.items()}
     left_out = [[point for point in found if point.size == largest[arm]] for arm, found in arms.items()]
-    too_few = [arm for arm, found in kept.items() if num_distinct(_column(found, "compute")) < 2]
+    sizes = {arm: num_distinct(_column(found, "compute")) for arm, found in kept.items()}
+    too_few = [arm for arm, left in sizes.items() if left < 2]
     if too_few:
         return None, f"without its largest size {too_few[0]} has fewer than two sizes"
+    if floor is None and max(sizes.values()) < SIZES_FOR_FLOOR:
+        return None, f"without the largest size no arm has {SIZES_FOR_FLOOR} sizes, which a free floor needs"
     try:
         common, own = (_prediction_error(_fit(kept, shared, floor, delta), left_out) for shared in (True, False))
     except InputError as error:

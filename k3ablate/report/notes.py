@@ -36,6 +36,7 @@ def notes(analysis: Analysis) -> tuple[str, ...]:
     found += analysis.warnings
     for arm in analysis.arms:
         found += [f"{arm.arm}: {text}" for text in _of_arm(analysis, arm)]
+    found += [f"{', '.join(arms)}: no multiplier: {reason}" for reason, arms in _without_multiplier(analysis).items()]
     return tuple(found)
 
 
@@ -88,11 +89,17 @@ def _of_arm(analysis: Analysis, arm: ArmAnalysis) -> list[str]:
         share = [f"in {unreached:.1%} of the draws a curve never reaches this loss"] if unreached else []
         return [*arm.multiplier.warnings, *share]
     fitted = arm.fits.get(analysis.form or "")
-    if arm.arm == analysis.baseline:
-        return list(fitted.warnings) if fitted else []
-    if not analysis.any_finished or arm.no_multiplier == analysis.form_reason:
-        return []  # what holds for every arm stands once, as the reason why there are no curves
-    return [f"no multiplier: {arm.no_multiplier}"]
+    return list(fitted.warnings) if fitted is not None and arm.arm == analysis.baseline else []
+
+
+def _without_multiplier(analysis: Analysis) -> dict[str, list[str]]:
+    """Reason -> arms; what holds for every arm because there are no curves stands as the reason for that."""
+    arms: dict[str, list[str]] = {}
+    for arm in analysis.arms:
+        known = not analysis.any_finished or arm.no_multiplier == analysis.form_reason
+        if arm.multiplier is None and arm.arm != analysis.baseline and not known:
+            arms.setdefault(arm.no_multiplier, []).append(arm.arm)
+    return arms
 
 
 def _widest(analysis: Analysis) -> str | None:

@@ -223,7 +223,7 @@ def test_curves_with_different_floors_give_a_curve_and_no_single_number(planted_
     assert analysis.parallel.rejected
     assert k3.multiplier is None
     assert "shared_floor, as asked for, is rejected: one exponent for 4 arms is rejected" in k3.no_multiplier
-    assert "see m(C)" in k3.no_multiplier
+    assert k3.no_multiplier.endswith("m(C) stands instead of a single number")
     assert (analysis.form, k3.holm_p_value) == ("power_floor", None)
     assert analysis.form_reason.startswith("power_floor for every arm, because shared_floor, as asked for, is rejected")
     line = k3.multiplier_curve

@@ -166,12 +166,16 @@ def test_without_enough_sizes_there_is_no_prediction_and_a_reason() -> None:
     found = parallel_test(more, 0.0, LEAST_SQUARES, None)
     assert (found.held_out_common, found.held_out_own) == (None, None)
     assert found.no_held_out == "without its largest size k2 has fewer than two sizes"
+    three = {arm: found[:3] for arm, found in planted(np.random.default_rng(8), num_seeds=1).items()}
+    free = parallel_test(three, None, LEAST_SQUARES, None)
+    assert free.held_out_own is None
+    assert free.no_held_out == "without the largest size no arm has 3 sizes, which a free floor needs"
 
 
 @pytest.mark.parametrize(
     ("kept", "floor", "message"),
     [
-        (1, 0.0, "0 of 3 arms with two sizes or more, where two are needed"),
+        (1, 0.0, "0 of 3 arms with two sizes or more, two are needed"),
         (2, None, "no arm has more than 2 sizes, which lie on curves with any floor"),
         (2, 0.0, "6 points of 3 arms for 6 free parameters"),
     ],
