@@ -84,7 +84,9 @@ def _check_axis(groups: Sequence[Group], by: str) -> None:
     lacking = [group.name for group in groups if not group.has(by)]
     if lacking:
         known = [axis for axis in AXES if all(group.has(axis) for group in groups)]
-        raise InputError(f"--by {by}: {lacking[0]} has no column of it; write --by {' or '.join(known)}, or name it")
+        raise InputError(
+            f"--by {by}: {lacking[0]} has no column of it that serves; name one, or write --by {' or '.join(known)}"
+        )
 
 
 def _facts(group: Group) -> ComparedRuns:

@@ -516,7 +516,9 @@ def test_a_full_standard_output_is_told_as_such(place: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["run", "--help"], ["data", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--version"], ["run", "--help"], ["data", "--help"], ["compare", "--help"]]
+)
 def test_help_loads_no_heavy_library(arguments: list[str]) -> None:
     script = (
         f"import sys\nfrom k3ablate.cli import main\ntry:\n    main({arguments!r})\n"
@@ -529,5 +531,38 @@ def test_help_loads_no_heavy_library(arguments: list[str]) -> None:
 def test_help_names_every_command(k3ablate: Callable[..., Result]) -> None:
     result = k3ablate("--help")
     assert result.code == 0
-    for command in ("check", "plan", "run", "status", "collect", "report", "demo", "count", "doctor", "data", "split"):
+    for command in (
+        "check", "plan", "run", "status", "collect", "report", "demo", "count", "doctor", "data", "split", "compare",
+    ):  # fmt: skip
         assert f" {command} " in result.out
+
+
+def log_curves(folders: list[RunFolder]) -> None:
+    """Every run logged a falling loss over 100 steps."""
+    for folder in folders:
+        lines = [{"step": step, "tokens": 128 * (step + 1), "loss": 2.0 + 3.0 / (step + 1)} for step in range(100)]
+        (folder.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_compare_takes_all_seeds_of_an_arm_and_size(k3ablate: Callable[..., Result], place: Path, edit) -> None:
+    edit({"seeds: [0]": "seeds: [0, 1]"})
+    log_curves(fake_records(place / "runs"))
+    result = k3ablate("compare", "tiny.yaml/k2/xs", str(place / "tiny.yaml") + "/+attention/xs", "--json")
+    assert result.code == 0
+    found = json.loads(result.out)
+    assert [run["seeds"] for run in found["runs"]] == [["0", "1"], ["0", "1"]]
+    assert found["readings"][1]["ratio"]["tokens"] == {"value": 1.0, "interval": {"low": 1.0, "high": 1.0}}
+
+
+def test_compare_finds_collected_runs_of_an_older_plan(k3ablate: Callable[..., Result], place: Path, edit) -> None:
+    log_curves(fake_records(place / "runs"))
+    k3ablate("collect", "tiny.yaml")
+    edit({"tokens: 256": "tokens: 384"})
+    result = k3ablate("compare", "tiny.yaml/k2/xs", "tiny.yaml/+attention/xs")
+    assert result.code == 0
+    assert "tiny.yaml/+attention/xs" in result.out
+
+
+def test_compare_refuses_cells_that_are_not_there(k3ablate: Callable[..., Result]) -> None:
+    assert_refused(k3ablate("compare", "tiny.yaml/k2/xs", "tiny.yaml/k3/xs"), "no run of it has logged anything")
+    assert_refused(k3ablate("compare", "tiny.yaml/k9/xs", "tiny.yaml/k2/xs"), "no such arm and size", "+attention/xs")

@@ -126,6 +126,7 @@ def _refuse_early(name: str, run: LoggedRun) -> None:
 def _cautions(reference: Group, group: Group) -> Iterator[str]:
     """What keeps equal losses from being all that differs."""
     for run in group.runs:
+        yield from (f"{_called(group.name, run)}: {text}" for text in run.lacking)
         if not run.is_complete:
             done = f"{run.tokens / run.budget:.0%} of its {run.budget:,.0f} tokens"
             yield f"{_called(group.name, run)}: {run.status or 'not finished'} after {done}"

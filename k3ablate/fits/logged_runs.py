@@ -50,6 +50,7 @@ class LoggedRun:
     reason: str
     device: str
     num_dropped: int  # rows of steps that were taken again, and rows without a loss
+    lacking: tuple[str, ...]  # what was logged and does not serve, with the reason
 
     @property
     def tokens(self) -> float:
@@ -78,7 +79,7 @@ def read_run(name: str, frame: pandas.DataFrame, columns: LogColumns, window: fl
     if rows.empty:
         raise InputError(f"{name}: no row has a finite {columns.loss}")
     step_N = _numbers(name, rows, columns.step) if has_steps else np.arange(len(rows), dtype=np.float64)
-    spent, rate_N = _spent(name, rows, columns), _learning_rate(rows, columns)
+    (spent, lacking), rate_N = _spent(name, rows, columns), _learning_rate(rows, columns)
     start = 0 if rate_N is None else int(np.argmax(rate_N >= PEAK))
     status, reason = _status(once, columns, loss_N)
     return LoggedRun(
@@ -93,6 +94,7 @@ def read_run(name: str, frame: pandas.DataFrame, columns: LogColumns, window: fl
         reason=reason,
         device=str(_constant(frame, columns.device) or ""),
         num_dropped=len(frame) - len(rows),
+        lacking=lacking,
     )
 
 
@@ -121,8 +123,8 @@ def _status(once: pandas.DataFrame, columns: LogColumns, loss_N: Array) -> tuple
     return Status.DIVERGED, f"no finite {columns.loss} from {order} {once[order].iloc[int(finite[-1]) + 1]:.6g} on"
 
 
-def _spent(name: str, rows: pandas.DataFrame, columns: LogColumns) -> dict[str, Array]:
-    """Axis -> what had been spent [N]; each must grow along the run."""
+def _spent(name: str, rows: pandas.DataFrame, columns: LogColumns) -> tuple[dict[str, Array], tuple[str, ...]]:
+    """Axis -> what had been spent [N], and why an axis is not there although it was logged; tokens must be there."""
     found = {"tokens": _numbers(name, rows, columns.tokens)}
     if columns.compute in rows:
         found["flops"] = _numbers(name, rows, columns.compute)
@@ -130,15 +132,16 @@ def _spent(name: str, rows: pandas.DataFrame, columns: LogColumns) -> dict[str, 
         found["hours"] = _numbers(name, rows, columns.hours)
     elif columns.seconds in rows:
         found["hours"] = _numbers(name, rows, columns.seconds) / SECONDS_PER_HOUR
+    wrong = {}
     for axis, values_N in found.items():
-        falls = np.flatnonzero(np.diff(values_N) < 0 if axis == "hours" else np.diff(values_N) <= 0)
-        if len(falls) or values_N[0] < 0 or (axis == "tokens" and values_N[0] == 0):
-            row = rows.index[int(falls[0]) + 1] if len(falls) else rows.index[0]
-            raise InputError(
-                f"{name}: {axis} do not grow along the run (row {row}); keep one run per file, rows in the order of "
-                "logging, and totals that go on where a run was resumed"
-            )
-    return found
+        steps_N = np.diff(values_N, prepend=0.0)
+        falls = np.flatnonzero(steps_N < 0 if axis == "hours" else steps_N <= 0)
+        if len(falls):
+            wrong[axis] = f"{axis} do not grow along the run (row {rows.index[int(falls[0])]})"
+    if "tokens" in wrong:
+        raise InputError(f"{name}: {wrong['tokens']}; keep one run per file, rows in the order of logging")
+    kept = {axis: values_N for axis, values_N in found.items() if axis not in wrong}
+    return kept, tuple(f"{text}, so that they are not compared" for text in wrong.values())
 
 
 def _learning_rate(rows: pandas.DataFrame, columns: LogColumns) -> Array | None:
