@@ -66,6 +66,14 @@ def test_what_cannot_be_forced_is_refused_at_once(monkeypatch: pytest.MonkeyPatc
         warm_up()
 
 
+@pytest.mark.parametrize("forced", ["numba", "torch"])
+def test_one_kernel_can_be_forced_for_everything(monkeypatch: pytest.MonkeyPatch, forced: str) -> None:
+    monkeypatch.setenv("K3ABLATE_KERNELS", forced)
+    dispatch.forget_used()
+    warm_up()
+    assert dispatch.used() == {operation.name: forced for operation in OPERATIONS}
+
+
 def test_a_step_compiles_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("K3ABLATE_KERNELS", raising=False)
     warm_up()
