@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
+from scipy import stats
 
 from k3ablate.config import InputError
 from k3ablate.fits.forms import POWER, POWER_FLOOR
-from k3ablate.fits.multiplier import common_loss, read_multiplier
+from k3ablate.fits.multiplier import common_loss, equal_loss_ratio, multiplier_curve, read_multiplier, worth_in_compute
 from k3ablate.fits.paired import Point, paired_multiplier
 from k3ablate.fits.solve import LEAST_SQUARES, Fit, fit
 from k3ablate.fits.uncertainty import Draws, refit
@@ -49,17 +50,26 @@ def planted(multiplier: float, form: str = "power_floor") -> tuple[Fit, Fit]:
 @pytest.mark.parametrize(("compute", "ratio"), [(1.0, 1.189), (4.29, 1.160), (10.0, 1.144)])
 def test_published_equal_loss_ratios(compute: float, ratio: float) -> None:
     """Kimi Linear against MLA by the published coefficients, at the compute of Kimi Linear."""
-    shared = {
-        "objective": 0.0,
-        "delta": LEAST_SQUARES,
-        "num_points": 5,
-        "ranges": {"compute": (1.7, 15.4)},
-        "clipped_share": 0.0,
-    }
-    honest = {"num_starts": 1, "converged_share": 1.0, "at_bounds": (), "condition_number": 1.0}
-    mla = Fit("power", {"A": 2.3092, "a": 0.0536}, **shared, **honest)  # type: ignore[arg-type]
-    linear = Fit("power", {"A": 2.2879, "a": 0.0527}, **shared, **honest)  # type: ignore[arg-type]
-    assert round(mla.compute_at(float(linear.predict(compute))) / compute, 3) == ratio
+    mla, linear = {"A": 2.3092, "a": 0.0536}, {"A": 2.2879, "a": 0.0527}
+    assert round(equal_loss_ratio(POWER, mla, linear, compute), 3) == ratio
+
+
+@pytest.mark.parametrize(("compute", "ratio"), [(5.6, 1.254), (0.5, 1.202)])
+def test_published_curves_of_attention_residuals(compute: float, ratio: float) -> None:
+    baseline, block = {"A": 1.891, "a": 0.057}, {"A": 1.870, "a": 0.058}
+    assert round(equal_loss_ratio(POWER, baseline, block, compute), 3) == ratio
+
+
+def test_a_seed_deviation_is_worth_about_one_percent_of_compute() -> None:
+    """.0013 nats at AttnRes' exponent: 1.3 percent (statistics.md, section 7)."""
+    assert worth_in_compute(1.766 + 0.0013, 1.766, 0.0557) == pytest.approx(1.0133, abs=1e-4)
+
+
+def test_a_ratio_of_curves_equals_the_reading_of_the_same_curves() -> None:
+    baseline, arm = planted(1.7)
+    read = read_multiplier(baseline, arm, single_draw(baseline), single_draw(arm), None)
+    ratio = equal_loss_ratio(POWER_FLOOR, baseline.values, arm.values, read.arm_compute)
+    assert ratio == pytest.approx(read.value, rel=1e-9)
 
 
 def test_published_points_read_at_the_loss_both_reached() -> None:
@@ -176,3 +186,65 @@ def test_disagreement_of_the_two_estimates_is_told() -> None:
     part = points(COMPUTE, baseline.predict(COMPUTE))
     read = read_multiplier(baseline, arm, *drawn, paired_multiplier(part, part))
     assert any("do not agree" in warning for warning in read.warnings)
+
+
+def test_a_curve_of_multipliers_covers_what_both_arms_measured() -> None:
+    baseline = fit(COMPUTE, POWER_FLOOR.predict({"E": 1.4, "A": 0.9, "a": 0.16}, COMPUTE), "power_floor")
+    later = COMPUTE * 3
+    arm = fit(later, POWER_FLOOR.predict({"E": 1.3, "A": 0.9, "a": 0.16}, later), "power_floor")
+    line = multiplier_curve(baseline, arm, single_draw(baseline), single_draw(arm))
+    assert line is not None
+    assert line.loss_G[0] == pytest.approx(min(baseline.predict(1.0), arm.predict(3.0)))
+    assert line.loss_G[-1] == pytest.approx(common_loss(baseline, arm))
+    for loss, value in zip(line.loss_G, line.value_G, strict=True):
+        read = read_multiplier(baseline, arm, single_draw(baseline), single_draw(arm), None, float(loss))
+        assert read.value == pytest.approx(value, rel=1e-9)
+        assert read.measured
+    assert (np.diff(line.value_G) > 0).all()
+
+
+def test_arms_that_share_no_loss_have_no_curve_of_multipliers() -> None:
+    baseline = fit(COMPUTE, POWER.predict({"A": 2.3, "a": 0.055}, COMPUTE), "power")
+    arm = fit(COMPUTE, POWER.predict({"A": 1.3, "a": 0.055}, COMPUTE), "power")
+    assert multiplier_curve(baseline, arm, single_draw(baseline), single_draw(arm)) is None
+
+
+@pytest.mark.parametrize("multiplier", [0.7, 1.0, 1.02, 1.4])
+def test_p_values_agree_with_the_interval_and_the_t_distribution(multiplier: float) -> None:
+    baseline, arm = planted(multiplier)
+    generator = np.random.default_rng(6)
+    draws = [refit(fitted, COMPUTE, 0.002 * generator.standard_normal((400, 6))) for fitted in (baseline, arm)]
+    for degrees in (3, 30, np.inf):
+        read = read_multiplier(baseline, arm, *draws, None, degrees_of_freedom=degrees)
+        assert (read.p_value < 0.05) == (not read.interval.contains(1.0))
+        end = read.interval.low if read.value > 1 else read.interval.high
+        error = abs(np.log(read.value) - np.log(end)) / stats.t.isf(0.025, degrees)
+        assert read.p_value == pytest.approx(2 * stats.t.sf(abs(np.log(read.value)) / error, degrees), rel=1e-6)
+
+
+def test_open_and_noiseless_intervals_have_a_p_value() -> None:
+    baseline, arm = planted(2.0)
+    loss = float(baseline.predict(90.0))
+    floors = np.where(np.arange(100) < 10, loss + 0.1, 1.4)
+    drawn = Draws("power_floor", {"E": floors, "A": np.full(100, 0.9), "a": np.full(100, 0.16)})
+    read = read_multiplier(baseline, arm, single_draw(baseline), drawn, None, loss)
+    assert (read.interval.low, read.p_value) == (0.0, 1.0)
+    same = read_multiplier(baseline, baseline, single_draw(baseline), single_draw(baseline), None)
+    assert (same.value, same.p_value) == (1.0, 1.0)
+
+
+def test_paired_p_value_is_that_of_its_t_interval() -> None:
+    generator = np.random.default_rng(7)
+    base, better = (POWER.predict({"A": 2.3, "a": 0.055}, COMPUTE * factor) for factor in (1.0, 1.05))
+    baseline = points(COMPUTE, base * np.exp(0.002 * generator.standard_normal(6)))
+    paired = paired_multiplier(baseline, points(COMPUTE, better * np.exp(0.002 * generator.standard_normal(6))))
+    assert paired is not None
+    error = (np.log(paired.interval.high) - np.log(paired.value)) / stats.t.isf(0.025, 5)
+    assert paired.p_value == pytest.approx(2 * stats.t.sf(abs(np.log(paired.value)) / error, 5))
+
+
+@pytest.mark.parametrize("floor", [-0.1, 1.9, float("nan")])
+def test_floors_that_no_pair_can_have_are_refused(floor: float) -> None:
+    baseline = points(COMPUTE, POWER.predict({"A": 2.3, "a": 0.055}, COMPUTE))
+    with pytest.raises(InputError, match="paired multiplier: floor"):
+        paired_multiplier(baseline, baseline, floor)
