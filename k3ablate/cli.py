@@ -40,6 +40,10 @@ Form = Annotated[
     Parameter(help="Curve that multipliers are read from: power, power_floor, shared_floor or shared_exponent."),
 ]
 Floor = Annotated[float | None, Parameter(help="Floor of a form that arms share; 0 for none; default: a free one.")]
+ReadAtLoss = Annotated[float | None, Parameter(name="--at-loss", help="Read every multiplier at this loss.")]
+ReadAtFlops = Annotated[
+    float | None, Parameter(name="--at-flops", help="Read every multiplier where the baseline has spent this compute.")
+]
 Context = Annotated[int | None, Parameter(help="Tokens a token may see; default: 4096, or the run's own.")]
 OfRun = Annotated[str | None, Parameter(name="--run", help="Digest or folder of a run whose model is counted.")]
 Ranks = Annotated[int | None, Parameter(help="Ranks that share out the experts of a layer.")]
@@ -143,11 +147,19 @@ def collect(experiment: str, *, json: Json = False) -> int:
 
 
 @app.command
-def report(experiment: str, *, form: Form = None, floor: Floor = None, json: Json = False) -> int:
+def report(
+    experiment: str,
+    *,
+    form: Form = None,
+    floor: Floor = None,
+    at_loss: ReadAtLoss = None,
+    at_flops: ReadAtFlops = None,
+    json: Json = False,
+) -> int:
     """Collect, fit, and write the table and the figure."""
     from k3ablate import publishing
 
-    return _show(publishing.report(experiment, _root(), form, floor), json)
+    return _show(publishing.report(experiment, _root(), form, floor, at_loss, at_flops), json)
 
 
 @app.command

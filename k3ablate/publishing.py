@@ -70,18 +70,26 @@ def collect(name: str, root: Path) -> Collected:
     return _collected(_read(name, root))
 
 
-def report(name: str, root: Path, form: str | None = None, floor: float | None = None) -> Reported:
+def report(
+    name: str, root: Path, form: str | None = None, floor: float | None = None, at_loss: float | None = None,
+    at_flops: float | None = None,
+) -> Reported:  # fmt: skip
     """Collect, fit, and write the table and the figure; InputError where no run has ended yet.
 
     Multipliers are read from curves of `form`; None leaves the choice to `analyse`. `floor` is that of a form that arms
-    share. Where no run finished the table lists every run with its reason.
+    share. They are read at `at_loss`, where the baseline has spent `at_flops`, or, both None, each where it was
+    measured. Where no run finished the table lists every run with its reason.
     """
     material = _read(name, root)
     collected = _collected(material)
     generator = np.random.default_rng(BOOTSTRAP_SEED)
-    found = analyse(material.table(), material.experiment.names.baseline, form, generator, floor=floor)
+    options = {"form": form, "floor": floor, "at-loss": at_loss, "at-flops": at_flops}
+    found = analyse(
+        material.table(), material.experiment.names.baseline, form, generator, at_loss=at_loss, at_compute=at_flops,
+        floor=floor,
+    )  # fmt: skip
     analysis = _with_missing(found, material)
-    provenance = _provenance(material, form, floor)
+    provenance = _provenance(material, options)
     tables = write_tables(analysis, provenance, material.folder / TABLE_STEM)
     fitted = curves.write_curves(analysis, material.folder / CURVES_FILE)
     along = multipliers.write_multipliers(analysis, material.folder / CURVES_OF_MULTIPLIERS)
@@ -158,17 +166,16 @@ def _with_missing(analysis: Analysis, material: _Material) -> Analysis:
     return dataclasses.replace(analysis, warnings=(*analysis.warnings, warning))
 
 
-def _provenance(material: _Material, form: str | None, floor: float | None) -> Provenance:
+def _provenance(material: _Material, options: Mapping[str, str | float | None]) -> Provenance:
     records = material.records.values()
+    asked = [f"--{name} {value}" for name, value in options.items() if value is not None]
     return Provenance(
         experiment=material.experiment.name,
         experiment_digest=material.experiment.digest(),
         corpus=_all({record.corpus for record in records}),
         flops_convention=FLOPS_CONVENTION,
         code_version=_all({record.versions.get("code", "not recorded") for record in records}),
-        command=f"k3ablate report {material.name}"
-        + (f" --form {form}" if form else "")
-        + (f" --floor {floor}" if floor is not None else ""),
+        command=" ".join([f"k3ablate report {material.name}", *asked]),
     )
 
 

@@ -119,6 +119,11 @@ def test_the_form_can_be_asked_for_and_is_the_one_that_is_read(settle, place: Pa
         answer = publishing.report("planted.yaml", place / "runs", form)
         assert [arm.form for arm in answer.arms] == [form, form]
         assert f"curves: {form}, as asked for" in answer.notes
+    there = publishing.report("planted.yaml", place / "runs", at_loss=2.0).arms[1]
+    assert (there.read_at_loss, there.multiplier) == (2.0, pytest.approx(MULTIPLIER, rel=0.02))
+    same = publishing.report("planted.yaml", place / "runs", at_flops=there.read_at_baseline_flops)
+    assert same.arms[1].read_at_loss == pytest.approx(2.0)
+    assert " --at-flops " in same.provenance
     shared = publishing.report("planted.yaml", place / "runs", "shared_floor", floor=1.7)
     assert [arm.form for arm in shared.arms] == ["shared_floor"] * 2
     assert shared.arms[1].multiplier == pytest.approx(MULTIPLIER, rel=0.02)

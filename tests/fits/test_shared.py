@@ -132,3 +132,17 @@ def test_what_determines_no_shared_curve_is_refused(
     kept = ({arm: column[arm][:num_sizes] for arm in arms} for column in (compute, loss))
     with pytest.raises(InputError, match=message):
         fit_shared(*kept, "shared_floor", "k2", 1e-3, floor)
+
+
+@pytest.mark.parametrize("floor", [0.0, None])
+def test_one_outlier_moves_the_robust_multipliers_by_less_than_a_percent(floor: float | None) -> None:
+    compute, loss = planted({"k2": 1.0, "kda": 1.4, "k3": 2.5}, floor=floor if floor is not None else 1.4)
+    spoiled = loss | {"k3": loss["k3"] + 0.1 * (np.arange(7) == 3)}
+    clean, moved = (
+        fit_shared(compute, losses, "shared_floor", "k2", 1e-3, floor).fits["k3"].values["m"]
+        for losses in (loss, spoiled)
+    )
+    squares = fit_shared(compute, spoiled, "shared_floor", "k2", LEAST_SQUARES, floor).fits["k3"].values["m"]
+    assert clean == pytest.approx(2.5, rel=1e-4)
+    assert moved == pytest.approx(clean, rel=0.01)
+    assert abs(squares / clean - 1) > 0.05
