@@ -116,9 +116,7 @@ def multiplier_curve(baseline: Fit, arm: Fit, baseline_draws: Draws, arm_draws: 
     )
 
 
-def equal_loss_ratio(
-    form: Form, baseline: Mapping[str, float], arm: Mapping[str, float], arm_compute: float
-) -> float:
+def equal_loss_ratio(form: Form, baseline: Mapping[str, float], arm: Mapping[str, float], arm_compute: float) -> float:
     """Compute that the baseline needs for the loss the arm reaches with `arm_compute`, over that compute.
 
     From parameters alone, as reports print them: no interval, and nobody says what was measured.
@@ -149,8 +147,8 @@ def loss_to_read(baseline: Fit, arms: Sequence[Fit], loss: float | None, compute
     return common_loss(baseline, *arms) if loss is None else loss
 
 
-def draw_log_multipliers(baseline: Draws, arm: Draws, loss: float, compute: float | None = None) -> Array:
-    """ln m [draws] at `loss`, or, where `compute` is stated, at each draw's own loss of the baseline there."""
+def draw_log_multipliers(baseline: Draws, arm: Draws, loss: float | Array, compute: float | None = None) -> Array:
+    """ln m [draws] at `loss` (one, or one each), or, where `compute` is stated, at each draw's loss of the baseline."""
     if compute is None:
         return _log_ratio(baseline.log_compute_at(loss), arm.log_compute_at(loss))
     loss_D = baseline.predict(np.array([compute]))[:, 0]
