@@ -124,16 +124,13 @@ class Joint:
         jacobian_NP = self.form.log_prediction(self.theta_P[None], self.data.x_NV)[1][0]
         return np.asarray(jacobian_NP[:, 1:] if self.form.hold_floor else jacobian_NP)
 
-    @property
-    def at_bounds(self) -> tuple[str, ...]:
-        """Names of the free parameters at a bound: E, A and a with the index of the arm."""
+    def at_bounds(self, arm: int) -> tuple[str, ...]:
+        """Which of E, A and a of one arm are at a bound; a floor that was given is not."""
         lower_P, upper_P = self.form.bounds()
         near_P = (self.theta_P <= lower_P + 1e-9) | (self.theta_P >= upper_P - 1e-9)
-        num_arms = len(self.form.counts)
-        names = ["E", *(f"A{index}" for index in range(num_arms))]
-        names += ["a"] if self.form.common_exponent else [f"a{index}" for index in range(num_arms)]
-        free = names[1:] if self.form.hold_floor else names
-        return tuple(name for name, near in zip(names, near_P, strict=True) if near and name in free)
+        positions = {"E": 0, "A": 1 + arm, "a": self._exponent(arm)}
+        named = [name for name, position in positions.items() if near_P[position]]
+        return tuple(name for name in named if name != "E" or not self.form.hold_floor)
 
     def curves(self, theta_SP: Array | None = None) -> list[dict[str, Array]]:
         """E, A and a [S] of each arm in the units of the data, of these curves or of other scaled parameters."""
@@ -141,10 +138,14 @@ class Joint:
         loss_scale, (centre,) = np.exp(self.data.log_scale), self.data.centre_V
         found = []
         for index in range(len(self.form.counts)):
-            exponent_S = theta_SP[:, 1 + len(self.form.counts) + (0 if self.form.common_exponent else index)]
+            exponent_S = theta_SP[:, self._exponent(index)]
             coefficient_S = loss_scale * np.exp(theta_SP[:, 1 + index] + exponent_S * centre)
             found.append({"E": loss_scale * theta_SP[:, 0], "A": coefficient_S, "a": exponent_S})
         return found
+
+    def _exponent(self, arm: int) -> int:
+        """Index of an arm's exponent in the scaled vector."""
+        return 1 + len(self.form.counts) + (0 if self.form.common_exponent else arm)
 
     def refit(self, noise_DN: Array) -> list[dict[str, Array]]:
         """E, A and a [draws] of each arm, fitted to these curves with other noise on every point."""

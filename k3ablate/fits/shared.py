@@ -64,7 +64,7 @@ def fit_shared(
             clipped_share=float(np.mean(np.abs(joint.residuals) > delta)),
             num_starts=len(joint.objective_G),
             converged_share=joint.converged_share,
-            at_bounds=tuple(name.rstrip("0123456789") for name in joint.at_bounds if name in ("E", "a", f"A{index}")),
+            at_bounds=joint.at_bounds(index),
             condition_number=condition_number(joint.jacobian),
             warnings=warnings,
         )
@@ -97,9 +97,9 @@ def _refuse(compute: Mapping[str, Array], baseline: str, form: str, floor: float
 
 def _warnings(joint: Joint, compute_K: list[Array], loss_K: list[Array]) -> tuple[str, ...]:
     warnings = []
-    if joint.at_bounds:
-        names = ", ".join(dict.fromkeys(name.rstrip("0123456789") for name in joint.at_bounds))
-        warnings.append(f"{names} at a bound: this form does not suit the points")
+    at_bounds = dict.fromkeys(name for arm in range(len(compute_K)) for name in joint.at_bounds(arm))
+    if at_bounds:
+        warnings.append(f"{', '.join(at_bounds)} at a bound: this form does not suit the points")
     condition = condition_number(joint.jacobian)
     if condition > ILL_CONDITIONED:
         warnings.append(f"parameters hardly told apart by these points (condition number {condition:.1e})")

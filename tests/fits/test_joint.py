@@ -46,7 +46,7 @@ def test_planted_parallel_curves_come_back(num_arms: int, delta: float, floor: f
         assert curve["a"][0] == pytest.approx(EXPONENT, rel=1e-4)
     assert joint.objective < 1e-14
     assert joint.converged_share > 0.9
-    assert joint.at_bounds == ()
+    assert {joint.at_bounds(arm) for arm in range(num_arms)} == {()}
     assert joint.form.num_free == num_arms + 1 + (floor is None)
 
 
@@ -174,3 +174,12 @@ def test_floors_that_no_curve_can_have_are_refused(floor: float, message: str) -
 def test_too_few_points_are_refused() -> None:
     with pytest.raises(InputError, match="4 points of 2 arms for 4 free parameters"):
         fit_joint([np.array([1.0, 9.0])] * 2, [np.array([2.3, 2.0])] * 2, True, None, 1e-3)
+
+
+def test_floors_that_are_not_there_are_at_a_bound_unless_they_were_given() -> None:
+    compute, _ = planted([1.0, 1.7])
+    bent = [np.exp(0.8 - 0.05 * np.log(part) - 0.01 * np.log(part) ** 2) for part in compute]
+    assert fit_joint(compute, bent, True, None, 1e-3).at_bounds(1) == ("E",)
+    assert fit_joint(compute, bent, True, 0.0, 1e-3).at_bounds(1) == ()
+    flat = [np.full_like(part, 2.0) for part in compute]
+    assert fit_joint(compute, flat, True, 0.0, 1e-3).at_bounds(0) == ("a",)
