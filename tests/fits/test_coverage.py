@@ -2,7 +2,7 @@
 
 All tables of a case, and all draws of all tables, are fitted in one batch each. 39 draws are quick and leave one in 40
 beyond either end; 119 leave three in 120, and cost three times as much. The curve multipliers of `power` and
-`power_floor` stand in `test_uncertainty`.
+`power_floor` stand in `test_uncertainty`, parameters and forecasts of forms of one arm in `test_parameter_coverage`.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from k3ablate.fits.forms import CHINCHILLA
 from k3ablate.fits.joint import Joint, fit_joint
 from k3ablate.fits.paired import Point, paired_multiplier
-from k3ablate.fits.solve import LEAST_SQUARES, fit
-from k3ablate.fits.uncertainty import Noise, jacobian, linear_noise, percentile_interval, refit, seed_noise
+from k3ablate.fits.solve import LEAST_SQUARES
+from k3ablate.fits.uncertainty import Noise, linear_noise, percentile_interval, seed_noise
 
 NUM_TABLES = 1000
 ARMS = ("k2", "kda", "k3")
@@ -128,30 +127,6 @@ def test_intervals_without_a_floor_and_with_one_seed_cover() -> None:
     truths = {"kda": 1.3, "k3": 2.0, "a": 0.055}
     noise_TN = noise_of_tables(keys * 3, 0.002, 0.003)
     covered = share_covered(shared(planted), log_curves, noise_of, keys * 3, noise_TN, truths, num_draws=119)
-    assert {name: share for name, share in covered.items() if not 0.93 <= share <= 0.97} == {}
-
-
-@pytest.mark.slow
-def test_intervals_of_the_five_parameter_form_cover() -> None:
-    """Exponents of chinchilla and its loss at four times the largest size, from residuals of one seed."""
-    params, tokens = (axis.ravel() for axis in np.meshgrid(np.geomspace(1e8, 1e10, 5), np.geomspace(2e9, 4e11, 5)))
-    inputs, keys = np.stack([params, tokens], axis=1), [(index, 0) for index in range(25)]
-    true = {"E": 1.8, "A": 480.0, "B": 2100.0, "alpha": 0.35, "beta": 0.37}
-    planted = fit(inputs, CHINCHILLA.predict(true, inputs), "chinchilla")
-    columns_NP, beyond = jacobian(planted, inputs), np.array([[4e10, 1.6e12]])
-
-    def refitted(noise: np.ndarray) -> Values:
-        draws = refit(planted, inputs, noise)
-        return dict(draws.values) | {"forecast": draws.predict(beyond)[:, 0]}
-
-    def log_curves(values: Values) -> np.ndarray:
-        return np.log(CHINCHILLA.predict({name: values[name][:, None] for name in true}, inputs))
-
-    def noise_of(residual_N: np.ndarray, _: int) -> Noise:
-        return linear_noise(residual_N, columns_NP, keys)
-
-    truths = {"alpha": 0.35, "beta": 0.37, "E": 1.8, "forecast": float(CHINCHILLA.predict(true, beyond)[0])}
-    covered = share_covered(refitted, log_curves, noise_of, keys, noise_of_tables(keys, 0.002, 0.0), truths)
     assert {name: share for name, share in covered.items() if not 0.93 <= share <= 0.97} == {}
 
 
