@@ -150,7 +150,7 @@ def test_fast_equals_recurrence_for_a_batch_of_one_in_heads_of(function: KdaFunc
         )
 
 
-@pytest.mark.parametrize(("key_width", "value_width"), [(2, 1), (6, 16), (20, 33)])
+@pytest.mark.parametrize(("key_width", "value_width"), [(2, 1), (3, 5), (6, 16), (20, 33)])
 @every_fast_form
 def test_fast_equals_recurrence_at_odd_widths(
     function: KdaFunction, dtype: torch.dtype, key_width: int, value_width: int
@@ -203,6 +203,19 @@ def test_causal(function: KdaFunction):
     before, after = function(*inputs, state)[0], function(*changed, state)[0]
     assert torch.equal(before[:, :21], after[:, :21])
     assert not torch.allclose(before[:, 21:], after[:, 21:])
+
+
+def test_the_number_of_threads_changes_no_bit():
+    """Three threads take parts that begin inside a sequence."""
+    alone = results_and_gradients(numba_kda, kda_inputs(40, num_heads=5), torch.float32)
+    for num_threads in (2, 3):
+        torch.set_num_threads(num_threads)
+        try:
+            shared = results_and_gradients(numba_kda, kda_inputs(40, num_heads=5), torch.float32)
+        finally:
+            torch.set_num_threads(1)
+        for one, other in zip(alone, shared, strict=True):
+            assert torch.equal(one, other)
 
 
 def test_numba_passes_nan_on():

@@ -3,8 +3,8 @@
 import numba
 import numpy
 
-from k3ablate.kernels.lanes import first_lane, highest, lanes_at_least, store_whole
-from k3ablate.kernels.vector import LANES, load
+from k3ablate.kernels.lanes import first_lane, highest, lanes_at_least, store_whole, totals
+from k3ablate.kernels.vector import LANES, load, store
 
 
 @numba.njit
@@ -34,3 +34,16 @@ def test_infinities_are_ordered() -> None:
     top, lanes, first = _searched(a, numpy.full(LANES, 3, numpy.float32), numpy.empty(LANES, numpy.int32), 0)
     assert (top, lanes, first) == (3, 1 << 9, 9)
     assert _searched(a, a, numpy.empty(LANES, numpy.int32), 0)[1] == (1 << LANES) - 1
+
+
+@numba.njit
+def _totals(a, offset, result):
+    store(result, 0, totals(a, offset))
+
+
+def test_totals_are_those_of_sixteen_vectors_in_order() -> None:
+    a = numpy.random.default_rng(0).standard_normal(LANES * LANES + 3).astype(numpy.float32)
+    a[3 + 5 * LANES + 11], a[2] = numpy.nan, numpy.inf
+    result = numpy.empty(LANES, numpy.float32)
+    _totals(a, 3, result)
+    numpy.testing.assert_allclose(result, a[3:].reshape(LANES, LANES).astype(float).sum(1), rtol=1e-5, atol=1e-6)
