@@ -13,7 +13,7 @@ from pathlib import Path
 from k3ablate.config import InputError
 from k3ablate.jobs.local import run_grid
 from k3ablate.jobs.progress import reporter
-from k3ablate.jobs.worker import Task
+from k3ablate.jobs.worker import SPIN_VARIABLE, Task
 from k3ablate.model.attention import Softmax
 from k3ablate.model.counting import count
 from k3ablate.model.decoder import FeedForwardPattern, MixerPattern, ModelConfig
@@ -127,7 +127,7 @@ def unlucky_meets_wrong_input(spec: RunSpec, task: Task, execution: Execution) -
 
 
 def reports_threads(spec: RunSpec, task: Task, execution: Execution) -> None:
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", SPIN_VARIABLE)
     versions = {name: os.environ[name] for name in names}
     task.folder.write_record(make_record(spec).model_copy(update={"versions": versions}))
 

@@ -16,7 +16,7 @@ from k3ablate.config import InputError
 from k3ablate.jobs.folders import RunFolder, State, prepare
 from k3ablate.jobs.local import run_grid
 from k3ablate.jobs.progress import reporter
-from k3ablate.jobs.worker import Trainer
+from k3ablate.jobs.worker import SPIN_COUNT, SPIN_VARIABLE, Trainer
 from k3ablate.records import RunRecord, Status
 from k3ablate.training.spec import Execution
 
@@ -144,8 +144,9 @@ def test_wrong_input_stops_the_grid_with_its_message(fake_runs: ModuleType, laun
 @pytest.mark.slow
 def test_threads_are_set_before_libraries_load(launch, fake_runs: ModuleType, monkeypatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    monkeypatch.delenv(SPIN_VARIABLE, raising=False)
     records = launch(fake_runs.reports_threads, num_runs=1)
-    assert records[0].versions == {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    assert records[0].versions == {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", SPIN_VARIABLE: SPIN_COUNT}
 
 
 @pytest.mark.slow
