@@ -21,7 +21,9 @@ Array = NDArray[np.float64]
 
 # Exponents of loss curves in print lie between .03 and .5; outside this range a fit is at a bound and says so.
 EXPONENT_RANGE = (1e-4, 3.0)
-LOG_COEFFICIENT_RANGE = (-20.0, 20.0)  # of a power term, relative to the losses at the centre of the data
+LOG_COEFFICIENT_RANGE = (-30.0, 20.0)  # of a power term, relative to the losses at the centre of the data
+VANISHED = -20.0  # below it, a power term is as good as not there
+SMALL_START = np.exp(-10.0)  # of a coefficient that projection sets to zero: at its bound it could not come back
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,7 @@ class Form:
         linear_ST = np.maximum(coefficients_ST, 0.0)
         for index, term in enumerate(self.terms):
             if term.exponent:
-                floor = np.exp(LOG_COEFFICIENT_RANGE[0] / 2)  # a term projected to zero starts small, not at the bound
-                linear_ST[:, index] = np.log(np.maximum(linear_ST[:, index], floor))
+                linear_ST[:, index] = np.log(np.maximum(linear_ST[:, index], SMALL_START))
         return np.concatenate([linear_ST, exponents_SK], axis=-1)
 
     def natural(self, theta_SP: Array, centre_V: Array, log_scale: float) -> dict[str, Array]:

@@ -135,8 +135,16 @@ def minimise(
         rows = slice(first, first + num_rows)
         weight_RN = np.ones_like(y_SN[rows]) if weight_SN is None else weight_SN[rows]
         theta_SP[rows] = _Problem(form, y_SN[rows], x_NV, weight_RN, delta, of).solve(theta_SP[rows])
+    return theta_SP, objective(form, theta_SP, y_SN, x_NV, delta, weight_SN, of)
+
+
+def objective(
+    form: Curve, theta_SP: Array, y_SN: Array, x_NV: Array, delta: float, weight_SN: Array | None, of: Residuals
+) -> Array:
+    """Sum of Huber terms [S]; infinite where a curve has no logarithm."""
     terms_SN = huber(residual(form, theta_SP, y_SN, x_NV, of), delta)
-    return theta_SP, (terms_SN if weight_SN is None else weight_SN * terms_SN).sum(axis=-1)
+    sum_S = (terms_SN if weight_SN is None else weight_SN * terms_SN).sum(axis=-1)
+    return np.where(np.isfinite(sum_S), sum_S, np.inf)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 `fit` minimises the SUM of Huber terms on ln L residuals (statistics.md, section 3) from many starts, refuses points
 that cannot determine the form, and returns the curve with its diagnostics. Intervals are not made here (see
-`uncertainty` and `resampling`), the minimum is not searched here (see `minimise`), and which points are refused stands
+`uncertainty` and `resampling`), the minimum is not searched here (see `levelled`), and which points are refused stands
 in `determined`.
 
 What is minimised is one choice, `delta`: 1e-3 by default, infinity is least squares, 0 least absolute deviations (the
@@ -25,7 +25,8 @@ from numpy.typing import ArrayLike
 from k3ablate.config import InputError
 from k3ablate.fits.determined import condition_number, refuse_undetermined
 from k3ablate.fits.floors import refuse_undetermined_floor
-from k3ablate.fits.forms import POWER_FLOOR, Array, Form, curve_named, form_named
+from k3ablate.fits.forms import LOG_COEFFICIENT_RANGE, POWER_FLOOR, VANISHED, Array, Form, curve_named, form_named
+from k3ablate.fits.levelled import least
 from k3ablate.fits.minimise import (
     LEAST_ABSOLUTE_DELTA,
     ROUNDING_SQUARE,
@@ -33,7 +34,6 @@ from k3ablate.fits.minimise import (
     Residuals,
     Scaled,
     grid_starts,
-    minimise,
     random_starts,
     residual,
     scale,
@@ -140,7 +140,7 @@ def fit(
     # plain residuals are those of the scaled loss: delta in its unit, the objective in its square
     unit = np.exp(data.log_scale) if residuals == "plain" else 1.0
     y_GN = np.repeat(data.y_SN, len(starts_GP), axis=0)
-    theta_GP, objective_G = minimise(surface, y_GN, data.x_NV, starts_GP, delta / unit, of=residuals)
+    theta_GP, objective_G = least(surface, y_GN, data.x_NV, starts_GP, delta / unit, of=residuals)
     fitted = _described(surface, data, theta_GP, objective_G, delta / unit, residuals, x_NV)
     return replace(
         fitted,
@@ -181,17 +181,19 @@ def _described(
         converged_share=float(np.mean(objective_G <= same)),
         at_bounds=at_bounds,
         condition_number=condition,
-        warnings=_warnings(form, at_bounds, condition),
+        warnings=_warnings(form, at_bounds, condition, int(np.sum(objective_G <= same))),
         residuals=residuals,
     )
 
 
-def _warnings(form: Form, at_bounds: tuple[str, ...], condition: float) -> tuple[str, ...]:
+def _warnings(form: Form, at_bounds: tuple[str, ...], condition: float, num_there: int) -> tuple[str, ...]:
     warnings = []
     if at_bounds:
         warnings.append(f"{', '.join(at_bounds)} at a bound: this form does not suit the points")
     if condition > (ILL_CONDITIONED if len(form.variables) == 1 else ILL_CONDITIONED_SURFACE):
         warnings.append(f"parameters hardly told apart by these points (condition number {condition:.1e})")
+    if num_there == 1:
+        warnings.append("one start alone reached this objective: there may be a lower one")
     return tuple(warnings)
 
 
@@ -219,6 +221,8 @@ def _checked(values: ArrayLike, name: str) -> Array:
 
 
 def _at_bounds(form: Form, theta_P: Array) -> tuple[str, ...]:
+    """Names of the parameters at a bound, and of power terms that have vanished."""
     lower_P, upper_P = form.bounds()
+    lower_P = np.where(lower_P == LOG_COEFFICIENT_RANGE[0], VANISHED, lower_P)
     near_P = (theta_P <= lower_P + 1e-9) | (theta_P >= upper_P - 1e-9)
     return tuple(name for name, near in zip(form.parameters, near_P, strict=True) if near)

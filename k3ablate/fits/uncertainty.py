@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 from scipy import linalg, stats
 
 from k3ablate.fits.forms import Array, Form, curve_named, form_named
-from k3ablate.fits.minimise import Scaled, grid_starts, minimise, scale
+from k3ablate.fits.levelled import least
+from k3ablate.fits.minimise import Scaled, grid_starts, scale
 from k3ablate.fits.solve import Fit, Interval
 
 NUM_DRAWS = 1000
@@ -160,7 +161,7 @@ def refit_losses(fit: Fit, inputs: Array, log_loss_DN: Array, weight_DN: Array |
     weight_SN = None if weight_DN is None else np.repeat(weight_DN, num_starts, axis=0)
     starts_SP = starts_DSP.reshape(-1, num_parameters)
     delta = (fit.delta or DRAWN_DELTA) / unit
-    theta_SP, objective_S = minimise(form, y_SN, data.x_NV, starts_SP, delta, weight_SN, fit.residuals)
+    theta_SP, objective_S = least(form, y_SN, data.x_NV, starts_SP, delta, weight_SN, fit.residuals)
     best_D = objective_S.reshape(num_draws, num_starts).argmin(axis=1)
     theta_DP = theta_SP.reshape(num_draws, num_starts, num_parameters)[np.arange(num_draws), best_D]
     return Draws(form.name, form.natural(theta_DP, data.centre_V, data.log_scale))
