@@ -21,7 +21,8 @@ from k3ablate.kernels.experts import Activation, ExpertWeights
 from k3ablate.kernels.gated_units_numba import activate, activate_backward
 from k3ablate.kernels.products import matrix_product
 from k3ablate.kernels.threads import share_out
-from k3ablate.kernels.vector import LANES, fma, load, multiply, splat, store, total
+from k3ablate.kernels.vector import LANES, fma, load, load_first, multiply, splat, store, store_first, total
+from k3ablate.kernels.whole_vectors import narrow, whole, widen, widen_transposed
 
 CHUNK = 64
 
@@ -47,8 +48,8 @@ class _NumbaExperts(torch.autograd.Function):
         starts = torch.zeros(num_experts + 1, dtype=torch.int64)  # of each expert's pairs, and where the last one's end
         pairs_P, rows_P = (torch.empty(num_pairs, dtype=torch.int64) for _ in range(2))
         _sort(chosen_NA.flatten().numpy(), starts.numpy(), pairs_P.numpy(), rows_P.numpy())
-        gate_PH, up_PH = (x_NL.new_empty(num_pairs, _whole(num_hidden)) for _ in range(2))
-        y_PW, y_NL = x_NL.new_empty(num_pairs, _whole(width)), torch.empty_like(x_NL)
+        gate_PH, up_PH = (x_NL.new_empty(num_pairs, whole(num_hidden)) for _ in range(2))
+        y_PW, y_NL = x_NL.new_empty(num_pairs, whole(width)), torch.empty_like(x_NL)
         inputs = starts, pairs_P, x_NL, weights_NA, *matrices, bounds, gate_PH, up_PH
         share_out(_forward, num_experts, *inputs, y_PW)
         share_out(_sum_up, len(x_NL), rows_P, weights_NA, y_PW, y_NL)
@@ -60,18 +61,13 @@ class _NumbaExperts(torch.autograd.Function):
     def backward(ctx: Any, given_NL: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, rows_P = ctx.saved_tensors
         x_NL, weights_NA, *matrices = inputs[2:7]
-        of_x_PW, of_x_NL = x_NL.new_empty(len(rows_P), _whole(x_NL.shape[1])), torch.empty_like(x_NL)
+        of_x_PW, of_x_NL = x_NL.new_empty(len(rows_P), whole(x_NL.shape[1])), torch.empty_like(x_NL)
         of_weights_NA, *of_matrices = (torch.empty_like(tensor) for tensor in (weights_NA, *matrices))
         share_out(
             _backward, len(matrices[0]), *inputs, given_NL.contiguous(), of_x_PW, of_weights_NA.view(-1), *of_matrices
         )
         share_out(_sum_up, len(x_NL), rows_P, weights_NA, of_x_PW, of_x_NL)
         return of_x_NL, None, of_weights_NA, *of_matrices, None
-
-
-def _whole(width: int) -> int:
-    """The next multiple of a vector."""
-    return -(-width // LANES) * LANES
 
 
 @compiled
@@ -96,21 +92,23 @@ def _forward(  # type: ignore[no-untyped-def]
     first, last, starts, pairs_P, x_NL, weights_NA, gate_EFL, up_EFL, down_ELF, bounds, gate_PH, up_PH, y_PW
 ):
     """Experts from `first` up to `last`: fill their rows of `gate`, `up` and `y`."""
-    num_active, (num_hidden, width) = weights_NA.shape[1], gate_EFL.shape[1:]
-    gate_LH, up_LH, down_FW = _zeros(width, gate_PH), _zeros(width, up_PH), _zeros(num_hidden, y_PW)
-    x_CW, hidden_CH = _zeros(CHUNK, y_PW), _zeros(CHUNK, gate_PH)
+    (num_hidden, width), whole_width, whole_hidden = gate_EFL.shape[1:], y_PW.shape[1], gate_PH.shape[1]
+    wide_HW, wide_WH = _zeros(whole_hidden, whole_width), _zeros(whole_width, whole_hidden)
+    gate_WH, up_WH, down_HW = numpy.zeros_like(wide_WH), numpy.zeros_like(wide_WH), numpy.zeros_like(wide_HW)
+    x_CW, hidden_CH = _zeros(CHUNK, whole_width), _zeros(CHUNK, whole_hidden)
     for e in range(first, last):
-        _copy(gate_EFL[e].T, gate_LH)
-        _copy(up_EFL[e].T, up_LH)
-        _copy(down_ELF[e].T, down_FW)
+        if starts[e] < starts[e + 1]:
+            widen_transposed(gate_EFL[e], wide_HW, gate_WH)
+            widen_transposed(up_EFL[e], wide_HW, up_WH)
+            widen_transposed(down_ELF[e], wide_WH, down_HW)
         for start in range(starts[e], starts[e + 1], CHUNK):
             rows = slice(start, min(start + CHUNK, starts[e + 1]))
             gate_CH, up_CH = gate_PH[rows], up_PH[rows]
-            _gather(x_NL, pairs_P[rows], num_active, x_CW)
-            matrix_product(x_CW, gate_LH, gate_CH, False)
-            matrix_product(x_CW, up_LH, up_CH, False)
+            _gather(x_NL, pairs_P[rows], weights_NA.shape[1], x_CW)
+            matrix_product(x_CW, gate_WH[:width], gate_CH, False)
+            matrix_product(x_CW, up_WH[:width], up_CH, False)
             activate(gate_CH.ravel(), up_CH.ravel(), bounds, hidden_CH.ravel())
-            matrix_product(hidden_CH, down_FW, y_PW[rows], False)
+            matrix_product(hidden_CH, down_HW[:num_hidden], y_PW[rows], False)
 
 
 @compiled
@@ -118,53 +116,59 @@ def _backward(  # type: ignore[no-untyped-def]
     first, last, starts, pairs_P, x_NL, weights_NA, gate_EFL, up_EFL, down_ELF, bounds, gate_PH, up_PH,
     given_NL, of_x_PW, of_weights_P, of_gate_EFL, of_up_EFL, of_down_ELF,
 ):  # fmt: skip
-    """Experts from `first` up to `last`: fill `of_x` with the gradient of each row's x before it is weighed, the others
-    with that of what they are named after."""
-    num_active, (num_hidden, width) = weights_NA.shape[1], gate_EFL.shape[1:]
-    gate_FW, up_FW, down_LH = _zeros(num_hidden, of_x_PW), _zeros(num_hidden, of_x_PW), _zeros(width, gate_PH)
-    of_gate_FW, of_up_FW, of_down_LH = _zeros(num_hidden, of_x_PW), _zeros(num_hidden, of_x_PW), _zeros(width, gate_PH)
-    x_CW, given_CW = _zeros(CHUNK, of_x_PW), _zeros(CHUNK, of_x_PW)
-    hidden_CH, of_hidden_CH, of_gate_CH, of_up_CH = (
-        _zeros(CHUNK, gate_PH), _zeros(CHUNK, gate_PH), _zeros(CHUNK, gate_PH), _zeros(CHUNK, gate_PH)
-    )  # fmt: skip
+    """Experts from `first` up to `last`: fill the gradients, that of x pair by pair and before its weight."""
+    whole_width, whole_hidden, (num_hidden, width) = of_x_PW.shape[1], gate_PH.shape[1], gate_EFL.shape[1:]
+    matrices = _zeros(num_hidden, whole_width), _zeros(num_hidden, whole_width), _zeros(width, whole_hidden)
+    of_matrices = _zeros(num_hidden, whole_width), _zeros(num_hidden, whole_width), _zeros(width, whole_hidden)
+    x_CW, given_CW = _zeros(CHUNK, whole_width), _zeros(CHUNK, whole_width)
+    hidden_CH, of_hidden_CH = _zeros(CHUNK, whole_hidden), _zeros(CHUNK, whole_hidden)
+    scratch = x_CW, given_CW, hidden_CH, of_hidden_CH, numpy.zeros_like(hidden_CH), numpy.zeros_like(hidden_CH)
     for e in range(first, last):
-        _copy(gate_EFL[e], gate_FW)
-        _copy(up_EFL[e], up_FW)
-        _copy(down_ELF[e], down_LH)
-        of_gate_FW[:], of_up_FW[:], of_down_LH[:] = 0, 0, 0
+        if starts[e] < starts[e + 1]:
+            widen(gate_EFL[e], matrices[0])
+            widen(up_EFL[e], matrices[1])
+            widen(down_ELF[e], matrices[2])
+        for of_matrix in of_matrices:
+            of_matrix[:] = 0
         for start in range(starts[e], starts[e + 1], CHUNK):
             rows = slice(start, min(start + CHUNK, starts[e + 1]))
-            size = rows.stop - rows.start
-            _gather(x_NL, pairs_P[rows], num_active, x_CW)
-            _gather(given_NL, pairs_P[rows], num_active, given_CW)
-            matrix_product(given_CW, down_LH, of_hidden_CH[:size], False)
-            activate_backward(
-                gate_PH[rows].ravel(), up_PH[rows].ravel(), bounds, of_hidden_CH.ravel(),
-                hidden_CH.ravel(), of_gate_CH.ravel(), of_up_CH.ravel(),
+            _chunk_backward(
+                pairs_P[rows], x_NL, weights_NA, matrices, bounds, gate_PH[rows], up_PH[rows],
+                given_NL, of_x_PW[rows], of_weights_P, of_matrices, scratch,
             )  # fmt: skip
-            matrix_product(of_gate_CH, gate_FW, of_x_PW[rows], False)
-            matrix_product(of_up_CH, up_FW, of_x_PW[rows], True)
-            _weigh(pairs_P[rows], weights_NA.ravel(), of_hidden_CH, hidden_CH, x_CW, of_weights_P)
-            matrix_product(of_gate_CH.T, x_CW[:size], of_gate_FW, True)
-            matrix_product(of_up_CH.T, x_CW[:size], of_up_FW, True)
-            matrix_product(given_CW.T, hidden_CH[:size], of_down_LH, True)
-        _copy(of_gate_FW, of_gate_EFL[e])
-        _copy(of_up_FW, of_up_EFL[e])
-        _copy(of_down_LH, of_down_ELF[e])
+        narrow(of_matrices[0], of_gate_EFL[e])
+        narrow(of_matrices[1], of_up_EFL[e])
+        narrow(of_matrices[2], of_down_ELF[e])
 
 
 @compiled
-def _zeros(num_rows, like):  # type: ignore[no-untyped-def]
-    """As wide as `like`."""
-    return numpy.zeros((num_rows, like.shape[1]), numpy.float32)
+def _chunk_backward(  # type: ignore[no-untyped-def]
+    pairs_C, x_NL, weights_NA, matrices, bounds, gate_CH, up_CH,
+    given_NL, of_x_CW, of_weights_P, of_matrices, scratch,
+):  # fmt: skip
+    """Some tokens of one expert: fill their `of_x` and `of_weights`, add to `of_matrices`."""
+    gate_FW, up_FW, down_LH = matrices
+    of_gate_FW, of_up_FW, of_down_LH = of_matrices
+    x_CW, given_CW, hidden_CH, of_hidden_CH, of_gate_CH, of_up_CH = scratch
+    size, num_active = pairs_C.shape[0], weights_NA.shape[1]
+    _gather(x_NL, pairs_C, num_active, x_CW)
+    _gather(given_NL, pairs_C, num_active, given_CW)
+    matrix_product(given_CW, down_LH, of_hidden_CH[:size], False)
+    activate_backward(
+        gate_CH.ravel(), up_CH.ravel(), bounds, of_hidden_CH.ravel(),
+        hidden_CH.ravel(), of_gate_CH.ravel(), of_up_CH.ravel(),
+    )  # fmt: skip
+    matrix_product(of_gate_CH, gate_FW, of_x_CW, False)
+    matrix_product(of_up_CH, up_FW, of_x_CW, True)
+    _weigh(pairs_C, weights_NA.ravel(), of_hidden_CH, hidden_CH, x_CW, of_weights_P)
+    matrix_product(of_gate_CH.T, x_CW[:size], of_gate_FW, True)
+    matrix_product(of_up_CH.T, x_CW[:size], of_up_FW, True)
+    matrix_product(given_CW.T, hidden_CH[:size], of_down_LH, True)
 
 
 @compiled
-def _copy(source, target):  # type: ignore[no-untyped-def]
-    """What both have room for; one of them has columns of zeros to whole vectors, which nobody reads or changes."""
-    for i in range(min(source.shape[0], target.shape[0])):
-        for j in range(min(source.shape[1], target.shape[1])):
-            target[i, j] = source[i, j]
+def _zeros(num_rows, num_columns):  # type: ignore[no-untyped-def]
+    return numpy.zeros((num_rows, num_columns), numpy.float32)
 
 
 @compiled
@@ -172,8 +176,8 @@ def _gather(x_NL, pairs_C, num_active, x_CW):  # type: ignore[no-untyped-def]
     """The tokens of pairs."""
     for c in range(pairs_C.shape[0]):
         token = pairs_C[c] // num_active
-        for i in range(x_NL.shape[1]):
-            x_CW[c, i] = x_NL[token, i]
+        for i in range(0, x_CW.shape[1], LANES):
+            store(x_CW, c * x_CW.shape[1] + i, load_first(x_NL, token * x_NL.shape[1] + i, x_NL.shape[1] - i))
 
 
 @compiled
@@ -193,14 +197,9 @@ def _weigh(pairs_C, weights_P, of_hidden_CH, hidden_CH, x_CW, of_weights_P):  # 
 def _sum_up(first, last, rows_P, weights_NA, y_PW, y_NL):  # type: ignore[no-untyped-def]
     """Tokens from `first` up to `last`: y = sum over their pairs of weight x row."""
     num_active, width = weights_NA.shape[1], y_NL.shape[1]
-    end = numpy.empty(LANES, numpy.float32)
     for n in range(first, last):
         for i in range(0, width, LANES):
             y = splat(numpy.float32(0))
             for a in range(num_active):
                 y = fma(splat(weights_NA[n, a]), load(y_PW, rows_P[n * num_active + a] * y_PW.shape[1] + i), y)
-            if i + LANES <= width:
-                store(y_NL, n * width + i, y)
-            else:
-                store(end, 0, y)
-                y_NL[n, i:] = end[: width - i]
+            store_first(y_NL, n * width + i, width - i, y)

@@ -30,6 +30,7 @@ from k3ablate.kernels.vector import (
     subtract,
     where_less,
 )
+from k3ablate.kernels.whole_vectors import whole
 
 compiled = numba.njit(cache=True, nogil=True, error_model="numpy")
 _reordering = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
@@ -57,15 +58,9 @@ def _choose(scores_NE: Any, bias_E: Any, chosen_NA: Any) -> None:
 
 
 @compiled
-def _whole(number: int) -> Any:
-    """The next multiple of a vector."""
-    return (number + LANES - 1) // LANES * LANES
-
-
-@compiled
 def _with_lowest(bias_E: Any) -> Any:
     """Biases of whole vectors of experts, W; those that do not exist are never chosen."""
-    bias_W = numpy.full(_whole(bias_E.shape[0]), _LOWEST)
+    bias_W = numpy.full(whole(bias_E.shape[0]), _LOWEST)
     bias_W[: bias_E.shape[0]] = bias_E
     return bias_W
 
@@ -220,7 +215,7 @@ def weigh(scores_NE: Tensor, chosen_NA: Tensor, x_ND: Tensor, matrix_ED: Tensor,
 def distance_histogram(scores_NE: Tensor, bias_E: Tensor, chosen_NA: Tensor, num_bins: int) -> Tensor:
     """`routing.distance_histogram` for float32 on a CPU."""
     lowest, bin_width = (edge.numpy()[()] for edge in bin_edges(bias_E, num_bins))
-    counts_WH = torch.zeros(_whole(len(bias_E)), num_bins, dtype=torch.int32)  # takes half the cache of the result
+    counts_WH = torch.zeros(whole(len(bias_E)), num_bins, dtype=torch.int32)  # takes half the cache of the result
     _histogram(
         scores_NE.contiguous().numpy(),
         bias_E.numpy(),
