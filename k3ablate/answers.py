@@ -19,6 +19,7 @@ from k3ablate.config import Tree
 
 if TYPE_CHECKING:
     from k3ablate.fits.hypotheses import ParallelTest
+    from k3ablate.fits.power import DesignPower
     from k3ablate.fits.split_analysis import AnalysedSplit
 
 
@@ -101,9 +102,11 @@ class Planned:
     basis: str  # where that number comes from
     hours_left: float
     notes: Sequence[str] = ()
+    power: "DesignPower | None" = None  # what the design tells apart; None where it gives no multiplier
+    power_text: Sequence[str] = ()
 
     def text(self) -> str:
-        """The table, the totals, and the notes."""
+        """The table, the totals, the power and the notes."""
         headers = ["arm", "size", "seed", "total", "active", "FLOPs/token", "match", "tokens", "FLOPs", "run", "state"]
         rows = [
             (row.arm, row.size, row.seed, number(row.total_params), number(row.active_params),
@@ -119,7 +122,7 @@ class Planned:
             f"{self.num_runs} runs, {number(self.tokens)} tokens, {number(self.flops)} FLOPs; "
             f"left: {left if self.flops_left else 'nothing'}"
         )
-        return "\n".join([table(rows, headers), "", totals, *self.notes])
+        return "\n".join([table(rows, headers), "", totals, *self.power_text, *self.notes])
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,21 @@ Total = Annotated[float | None, Parameter(help="Multiplier claimed elsewhere; wh
 Components = Annotated[
     list[str] | None, Parameter(name="--component", negative="", help="Column of a component's levels; may repeat.")
 ]
+SeedDeviation = Annotated[
+    float | None, Parameter(help="Standard deviation between seeds, in loss; default: .0012, of a public speed-run.")
+]
+Pilot = Annotated[
+    str | None, Parameter(help="Experiment or table with two seeds at some size, which tells noise and curve.")
+]
+PlannedLoss = Annotated[float | None, Parameter(name="--loss", help="Expected loss of the baseline's largest size.")]
+PlannedExponent = Annotated[float | None, Parameter(name="--exponent", help="Expected exponent of its losses.")]
+Simulations = Annotated[int, Parameter(help="Tables to simulate.")]
+TrueMultipliers = Annotated[
+    list[float] | None,
+    Parameter(
+        name="--multiplier", negative="", help="State the power at this gain; may repeat; default: 1.16 and 1.25."
+    ),
+]
 CurveBy = Annotated[Literal["tokens", "flops", "hours"], Parameter(help="What the table shows with intervals.")]
 LossTargets = Annotated[
     list[float] | None,
@@ -113,7 +128,7 @@ def check(experiment: str, *, json: Json = False) -> int:
 
 @app.command
 def plan(experiment: str, *, workers: Workers = None, json: Json = False) -> int:
-    """Rows, parameters, FLOPs, tokens, states and expected hours."""
+    """Rows, parameters, FLOPs, tokens, states, expected hours, and what the design could tell apart."""
     from k3ablate import verbs
 
     return _show(verbs.plan(experiment, _root(), _workers(workers)), json)
@@ -226,6 +241,32 @@ def split(
         frame, form, baseline=baseline or first, target=target, at_loss=at_loss, at_flops=at_flops, total=total,
         components=components or [], by=by, x=x, y=y, where=where or [],
         flops_convention=convention if x is None else None,
+    )  # fmt: skip
+    return _show(answer, json)
+
+
+@app.command
+def power(
+    experiment: str,
+    *,
+    seed_deviation: SeedDeviation = None,
+    pilot: Pilot = None,
+    loss: PlannedLoss = None,
+    exponent: PlannedExponent = None,
+    multiplier: TrueMultipliers = None,
+    simulations: Simulations = 200,
+    json: Json = False,
+) -> int:
+    """What EXPERIMENT could tell apart: interval widths and the smallest gains, by simulating its whole analysis.
+
+    Without --pilot or --seed-deviation the runs of the experiment that have ended tell the noise, if they do.
+    """
+    from k3ablate import planning, verbs
+
+    answer = verbs.power(
+        experiment, _root(), pilot=None if pilot is None else _table(pilot)[0], pilot_name=pilot or "",
+        seed_deviation=seed_deviation, loss=loss, exponent=exponent,
+        multipliers=tuple(multiplier or planning.CLAIMED), num_tables=simulations,
     )  # fmt: skip
     return _show(answer, json)
 

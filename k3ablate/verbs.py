@@ -6,9 +6,12 @@ figures in `publishing`, models are counted in `counting`.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from pandas import DataFrame
+
+from k3ablate import planning
 from k3ablate.answers import (
     Change,
     Checked,
@@ -22,13 +25,15 @@ from k3ablate.answers import (
 )
 from k3ablate.config import InputError, located, parse, read_yaml
 from k3ablate.experiment import Experiment, arm_differences, load
+from k3ablate.fits.power import NUM_TABLES, DesignPower
 from k3ablate.jobs import folders, local
 from k3ablate.jobs.folders import SETTLED_STATES, State, corpora_folder, results_folder
 from k3ablate.jobs.progress import Reporter
 from k3ablate.kernels.warm_up import warm_up
 from k3ablate.plan import Plan, PlanRow, data_recipes, expand
+from k3ablate.planning import PowerAnswer
 from k3ablate.recipes import experiment_path, recipe_path
-from k3ablate.records import METRICS_FILE, RUNS_TABLE, RunRecord, Status, read_table
+from k3ablate.records import METRICS_FILE, RUNS_TABLE, RunRecord, Status, read_table, table
 from k3ablate.storage import require_writable
 from k3ablate.training.corpus import Corpus, build, known
 from k3ablate.training.data import check_budget
@@ -38,6 +43,9 @@ Say = Callable[[str], None]
 
 # Of one worker on a small model, where nothing has been measured yet.
 ASSUMED_FLOPS_PER_SECOND = 5e9
+# Simulations of `plan`, which must not become slow; draws as in `fits.power`, for intervals of exactly 95 percent.
+PLAN_TABLES, PLAN_DRAWS, PLAN_CHOOSING = 40, 79, 2
+OWN_PILOT = "the runs of this experiment that have ended"
 UNBUILT_NOTE = "The corpus is not built yet, so digests are not known and its size is not checked; `run` builds it."
 
 
@@ -70,6 +78,7 @@ def plan(name: str, root: Path, num_workers: int) -> Planned:
     runs = {row.label.digest or str(index): row for index, row in enumerate(rows)}.values()
     flops_left = sum(row.flops for row in runs if states.get(row.label.digest) not in SETTLED_STATES)
     rate, basis = _throughput(records.values())
+    design, power_text = _power_of_plan(name, experiment, rows, records)
     return Planned(
         experiment=experiment.name,
         rows=[_planned_row(row, states.get(row.label.digest, State.WAITING)) for row in rows],
@@ -82,7 +91,33 @@ def plan(name: str, root: Path, num_workers: int) -> Planned:
         basis=basis,
         hours_left=flops_left / rate / num_workers / 3600,
         notes=[] if all(row.spec for row in rows) else [UNBUILT_NOTE],
+        power=design,
+        power_text=power_text,
     )
+
+
+def power(
+    name: str,
+    root: Path,
+    *,
+    pilot: DataFrame | None = None,
+    pilot_name: str = "the pilot",
+    seed_deviation: float | None = None,
+    loss: float | None = None,
+    exponent: float | None = None,
+    multipliers: Sequence[float] = planning.CLAIMED,
+    num_tables: int = NUM_TABLES,
+) -> PowerAnswer:
+    """What the planned runs tell apart (`planning.power`); runs that have ended are the pilot where none is stated."""
+    experiment = load(experiment_path(name))
+    rows = plan_from_known_corpora(experiment, root).rows
+    if pilot is None and (seed_deviation, loss, exponent) == (None, None, None):
+        pilot, pilot_name = _own_pilot(rows, folders.records(root, digests(rows))), OWN_PILOT
+    return planning.power(
+        _planned_table(rows), baseline=experiment.names.baseline, pilot=pilot, pilot_name=pilot_name,
+        seed_deviation=seed_deviation, loss=loss, exponent=exponent, multipliers=multipliers, num_tables=num_tables,
+        name=name,
+    )  # fmt: skip
 
 
 def run(name: str, root: Path, num_workers: int, reporter: Reporter) -> Ran:
@@ -195,6 +230,34 @@ def _planned_row(row: PlanRow, state: State) -> PlannedRow:
     )
 
 
+def _power_of_plan(
+    name: str, experiment: Experiment, rows: Sequence[PlanRow], records: Mapping[str, RunRecord]
+) -> tuple[DesignPower | None, Sequence[str]]:
+    """What the design tells apart by a few simulations, in numbers and in lines; or the line that says why nothing."""
+    try:
+        found = planning.power(
+            _planned_table(rows), baseline=experiment.names.baseline, pilot=_own_pilot(rows, records), name=name,
+            pilot_name=OWN_PILOT, num_tables=PLAN_TABLES, num_draws=PLAN_DRAWS, num_choosing=PLAN_CHOOSING,
+        )  # fmt: skip
+    except InputError as error:
+        return None, [f"power: none: {error}"]
+    return found.design, found.short()
+
+
+def _planned_table(rows: Iterable[PlanRow]) -> DataFrame:
+    """A table of the runs as they will be labelled, without results."""
+    return DataFrame([
+        {"arm": row.label.arm, "size": row.label.size, "seed": row.label.seed, "flops": row.flops, **row.label.levels}
+        for row in rows
+    ])  # fmt: skip
+
+
+def _own_pilot(rows: Iterable[PlanRow], records: Mapping[str, RunRecord]) -> DataFrame | None:
+    """The runs that have ended, where they tell the deviation between seeds."""
+    found = table((row.label for row in rows), records) if records else None
+    return found if found is not None and planning.tells_noise(found) else None
+
+
 def _throughput(records: Iterable[RunRecord]) -> tuple[float, str]:
     """Training FLOPs per second of one worker: measured on what has ended, else assumed."""
     timed = [record for record in records if record.wall_seconds > 0 and record.flops > 0]
@@ -231,8 +294,8 @@ def _collected_digests(folder: Path, arm: str, size: str) -> list[str]:
     path = folder / RUNS_TABLE
     if not path.exists():
         return []
-    table = read_table(path)
-    return table[(table["arm"] == arm) & (table["size"] == size)]["digest"].tolist()
+    runs = read_table(path)
+    return runs[(runs["arm"] == arm) & (runs["size"] == size)]["digest"].tolist()
 
 
 def _prepare_tracking(root: Path) -> None:

@@ -533,6 +533,7 @@ def test_help_names_every_command(k3ablate: Callable[..., Result]) -> None:
     assert result.code == 0
     for command in (
         "check", "plan", "run", "status", "collect", "report", "demo", "count", "doctor", "data", "split", "compare",
+        "power",
     ):  # fmt: skip
         assert f" {command} " in result.out
 
@@ -566,3 +567,54 @@ def test_compare_finds_collected_runs_of_an_older_plan(k3ablate: Callable[..., R
 def test_compare_refuses_cells_that_are_not_there(k3ablate: Callable[..., Result]) -> None:
     assert_refused(k3ablate("compare", "tiny.yaml/k2/xs", "tiny.yaml/k3/xs"), "no run of it has logged anything")
     assert_refused(k3ablate("compare", "tiny.yaml/k9/xs", "tiny.yaml/k2/xs"), "no such arm and size", "+attention/xs")
+
+
+TWO_SIZES = {
+    "  - {name: xs, width: 32, num_layers: 4, head_width: 16, num_active: 2}": (
+        "  - {name: xs, width: 32, num_layers: 4, head_width: 16, num_active: 2}\n"
+        "  - {name: s, width: 64, num_layers: 4, head_width: 16, num_active: 2}"
+    ),
+    "seeds: [0]": "seeds: [0, 1]\nreplicate_seeds: [100, 101]",
+}
+
+
+def test_plan_says_what_the_design_tells_apart_and_what_it_assumed(k3ablate: Callable[..., Result], edit) -> None:
+    edit(TWO_SIZES)
+    result = k3ablate("plan", "tiny.yaml")
+    assert "told from 1 in 8 of 10 such experiments: a multiplier of 1.0" in result.out
+    assert "assumed: a deviation of 0.0012 in loss between seeds, that of a public speed-run" in result.out
+    power = json.loads(k3ablate("plan", "tiny.yaml", "--json").out)["power"]
+    assert [arm["name"] for arm in power["arms"]] == ["+attention", "a/a"]
+    assert power["arms"][0]["smallest"] > 1
+
+
+def test_plan_of_one_size_says_why_it_tells_nothing(k3ablate: Callable[..., Result]) -> None:
+    result = k3ablate("plan", "tiny.yaml")
+    assert result.code == 0
+    assert "power: none: " in result.out
+    assert "one size, no curve" in result.out
+    assert json.loads(k3ablate("plan", "tiny.yaml", "--json").out)["power"] is None
+
+
+def test_power_takes_the_runs_that_have_ended_as_its_pilot(k3ablate: Callable[..., Result], place: Path, edit) -> None:
+    edit(TWO_SIZES)
+    arguments = ("power", "tiny.yaml", "--simulations", "20", "--json")
+    before = json.loads(k3ablate(*arguments).out)
+    assert before["basis"]["degrees_of_freedom"] is None
+    fake_records(place / "runs")
+    after = json.loads(k3ablate(*arguments).out)
+    assert after["basis"]["degrees_of_freedom"] == 6  # three arms, two sizes, two seeds
+    assert "the runs of this experiment that have ended" in after["basis"]["source"]
+    stated = json.loads(k3ablate(*arguments, "--seed-deviation", "0.002", "--loss", "2", "--multiplier", "1.5").out)
+    assert stated["basis"]["truth"]["seed_sd"] == 0.001
+    assert stated["multipliers"] == [1.5]
+
+
+def test_power_reads_a_pilot_from_a_table(k3ablate: Callable[..., Result], place: Path, edit) -> None:
+    edit(TWO_SIZES)
+    rows = [f"k2,{size},{seed},{size * 1e9},{3 - size / 10 + seed / 100}" for size in (1, 2, 3) for seed in (0, 1)]
+    (place / "pilot.csv").write_text("\n".join(["arm,size,seed,flops,loss", *rows]))
+    result = k3ablate("power", "tiny.yaml", "--pilot", "pilot.csv", "--simulations", "20")
+    assert "the deviation between seeds in pilot.csv (3 degrees of freedom)" in result.out
+    refused = k3ablate("power", "tiny.yaml", "--pilot", "pilot.csv", "--seed-deviation", "0.001")
+    assert_refused(refused, "state no other beside --pilot")

@@ -148,7 +148,7 @@ def split(design: Design, values: Values, refused: Mapping[str, str], claimed: f
     """
     missing = design.missing(values)
     model = fit_pairwise(values, design.component_of) if missing else None
-    method, terms, remainder = _method(design, values, model)
+    method, terms, remainder = method_and_terms(design, values, model)
     total_E = values.get(design.everything)
     whole_E, source = _whole(terms, total_E, method, claimed)
     if whole_E is None:
@@ -174,7 +174,9 @@ def split(design: Design, values: Values, refused: Mapping[str, str], claimed: f
     )
 
 
-def _method(design: Design, values: Values, model: PairwiseModel | None) -> tuple[Method, dict[str, Array], str | None]:
+def method_and_terms(
+    design: Design, values: Values, model: PairwiseModel | None
+) -> tuple[Method, dict[str, Array], str | None]:
     """The best method that the arms allow, its terms by display name, and the name of what they may leave over."""
     names, everything = design.names, design.everything
     if model is None:

@@ -57,6 +57,12 @@ class Design:
         """Change -> component, further levels included."""
         return {change.name: change.component for change in (*self.changes, *self.further)}
 
+    @property
+    def concerned(self) -> list[str]:
+        """Arms of the coalitions between baseline and target, and those that repeat one of them."""
+        inside = [arm for coalition, arm in self.arms.items() if coalition <= self.everything]
+        return [*inside, *(arm for arm, first in self.repeats.items() if first in inside)]
+
     def missing(self, read: Mapping[Coalition, object]) -> tuple[Coalition, ...]:
         """Coalitions of the changes that have no value in `read`."""
         return tuple(subset for subset in coalitions(self.names) if subset not in read)

@@ -7,6 +7,7 @@ share; it is an average over the sizes, and shown beside the reading from fitted
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from scipy import stats
@@ -80,8 +81,14 @@ def paired_multiplier(baseline: Sequence[Point], arm: Sequence[Point], floor: fl
 
 def t_interval(centre: float, error: float, degrees: int) -> Interval:
     """95 percent interval of exp(centre), by Student's t."""
-    half_width = float(stats.t.isf(TAIL, degrees)) * error
+    half_width = _critical(degrees) * error
     return exponential(centre - half_width, centre + half_width)
+
+
+@cache
+def _critical(degrees: int) -> float:
+    """Student's t at 95 percent; simulated tables ask for one of them thousands of times."""
+    return float(stats.t.isf(TAIL, degrees))
 
 
 def two_sided(centre: float, error: float, degrees: float) -> float:

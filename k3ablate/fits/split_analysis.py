@@ -61,8 +61,7 @@ def split_analysis(
     """
     changed = {arm.arm: arm.changed for arm in analysis.arms}
     planned = design(changed, analysis.baseline, target)
-    concerned = _concerned(planned)
-    at = read_all(analysis, None, loss, compute, arms=concerned)
+    at = read_all(analysis, None, loss, compute, arms=planned.concerned)
     everyone = read_all(analysis, None, at.loss if compute is None else None, compute)
     if len(everyone.log_multiplier) < 2:
         raise InputError(f"split: no arm but {analysis.baseline} can be read: {'; '.join(everyone.warnings)}")
@@ -75,7 +74,7 @@ def split_analysis(
         elsewhere=_elsewhere(analysis),
         loss=at.loss,
         compute=at.compute,
-        beyond={arm: at.beyond[arm] for arm in concerned if arm in at.beyond},
+        beyond={arm: at.beyond[arm] for arm in planned.concerned if arm in at.beyond},
         split=found,
         other_targets=tuple(_split(other, everyone, claimed) for other in others),
         checks=_checks(planned, everyone),
@@ -89,12 +88,6 @@ def _elsewhere(analysis: Analysis) -> str:
         return f"whether it is the same is not tested ({analysis.not_tested})"
     same = "it is another" if analysis.parallel.rejected else "it may be the same"
     return f"{same}, as {analysis.parallel.decision}"
-
-
-def _concerned(planned: Design) -> list[str]:
-    """Arms of the coalitions between baseline and target, and those that repeat one of them."""
-    inside = [arm for coalition, arm in planned.arms.items() if coalition <= planned.everything]
-    return [*inside, *(arm for arm, first in planned.repeats.items() if first in inside)]
 
 
 def _split(planned: Design, readings: Readings, claimed: float | None) -> Split:
