@@ -517,7 +517,8 @@ def test_a_full_standard_output_is_told_as_such(place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["run", "--help"], ["data", "--help"], ["compare", "--help"]]
+    "arguments",
+    [["--help"], ["--version"], ["run", "--help"], ["data", "--help"], ["fit", "--help"], ["compare", "--help"]],
 )
 def test_help_loads_no_heavy_library(arguments: list[str]) -> None:
     script = (
@@ -532,7 +533,7 @@ def test_help_names_every_command(k3ablate: Callable[..., Result]) -> None:
     result = k3ablate("--help")
     assert result.code == 0
     for command in (
-        "check", "plan", "run", "status", "collect", "report", "demo", "count", "doctor", "data", "split", "compare",
+        "check", "plan", "run", "status", "collect", "report", "demo", "count", "doctor", "data", "fit", "split", "compare",
         "power",
     ):  # fmt: skip
         assert f" {command} " in result.out
