@@ -533,8 +533,8 @@ def test_help_names_every_command(k3ablate: Callable[..., Result]) -> None:
     result = k3ablate("--help")
     assert result.code == 0
     for command in (
-        "check", "plan", "run", "status", "collect", "report", "demo", "count", "doctor", "data", "fit", "split", "compare",
-        "power",
+        "check", "plan", "run", "status", "collect", "report", "demo", "count", "doctor", "data", "fit", "split",
+        "compare", "power",
     ):  # fmt: skip
         assert f" {command} " in result.out
 
