@@ -69,7 +69,7 @@ def bin_edges(bias_E: Tensor, num_bins: int) -> tuple[Tensor, Tensor]:
 
 
 def distance_histogram(scores_NE: Tensor, bias_E: Tensor, chosen_NA: Tensor, num_bins: int) -> Tensor:
-    """How many tokens' `distances` fall in each bin of each expert, int64, EH."""
+    """How many tokens' `distances` fall in each bin of each expert, int32, EH."""
     return dispatch.choose(HISTOGRAM, scores_NE)(scores_NE, bias_E, chosen_NA, num_bins)
 
 
@@ -78,7 +78,7 @@ def distance_histogram_plain(scores_NE: Tensor, bias_E: Tensor, chosen_NA: Tenso
     lowest, bin_width = bin_edges(bias_E, num_bins)
     bins_NE = ((distances(scores_NE, bias_E, chosen_NA) - lowest) / bin_width).long().clamp_(0, num_bins - 1)
     bins_NE += num_bins * torch.arange(len(bias_E), device=bins_NE.device)
-    return bins_NE.flatten().bincount(minlength=len(bias_E) * num_bins).view(-1, num_bins)
+    return bins_NE.flatten().bincount(minlength=len(bias_E) * num_bins).view(-1, num_bins).int()
 
 
 def _load_numba_choose() -> Choose:

@@ -167,20 +167,32 @@ def _histogram(scores_NE: Any, bias_E: Any, chosen_NA: Any, lowest: Any, bin_wid
     `counts` has rows for whole vectors of experts; those that do not exist count something, which nobody reads.
     """
     num_tokens, num_experts = scores_NE.shape
-    zero, last = splat(numpy.float32(0)), splat(numpy.float32(counts_WH.shape[1] - 1))
-    cutoffs_N, bins = numpy.empty(BLOCK, numpy.float32), numpy.empty(LANES, numpy.int32)
+    cutoffs_N, bins_NL = numpy.empty(BLOCK, numpy.float32), numpy.empty((BLOCK, LANES), numpy.int32)
     for start in range(0, num_tokens, BLOCK):
         stop = min(start + BLOCK, num_tokens)
         _find_cutoffs(scores_NE[start:stop], bias_E, chosen_NA[start:stop], cutoffs_N)
         for first in range(0, num_experts, LANES):
-            for n in range(start, stop):
-                score = load_first(scores_NE, n * num_experts + first, num_experts - first)
-                distance = subtract(splat(cutoffs_N[n - start]), score)
-                place = divide(subtract(distance, splat(lowest)), splat(bin_width))
-                place = where_less(place, last, place, last)  # also where it is not a number
-                store_whole(bins, 0, where_less(place, zero, zero, place))
+            _find_bins(scores_NE[start:stop], first, cutoffs_N, lowest, bin_width, counts_WH.shape[1], bins_NL)
+            for n in range(stop - start):
                 for lane in range(LANES):
-                    counts_WH[first + lane, numpy.uint32(bins[lane])] += 1
+                    counts_WH[first + lane, numpy.uint32(bins_NL[n, lane])] += 1
+
+
+@compiled
+def _find_bins(  # type: ignore[no-untyped-def]
+    scores_NE, first, cutoffs_N, lowest, bin_width, num_bins, bins_NL
+):
+    """Bins of sixteen experts from `first` on.
+
+    Of all tokens before any is counted: to read one bin just after the vector was stored took as long as counting it.
+    """
+    num_experts = scores_NE.shape[1]
+    zero, last = splat(numpy.float32(0)), splat(numpy.float32(num_bins - 1))
+    for n in range(scores_NE.shape[0]):
+        score = load_first(scores_NE, n * num_experts + first, num_experts - first)
+        place = divide(subtract(subtract(splat(cutoffs_N[n]), score), splat(lowest)), splat(bin_width))
+        place = where_less(place, last, place, last)  # also where it is not a number
+        store_whole(bins_NL, n * LANES, where_less(place, zero, zero, place))
 
 
 @compiled
@@ -215,7 +227,7 @@ def weigh(scores_NE: Tensor, chosen_NA: Tensor, x_ND: Tensor, matrix_ED: Tensor,
 def distance_histogram(scores_NE: Tensor, bias_E: Tensor, chosen_NA: Tensor, num_bins: int) -> Tensor:
     """`routing.distance_histogram` for float32 on a CPU."""
     lowest, bin_width = (edge.numpy()[()] for edge in bin_edges(bias_E, num_bins))
-    counts_WH = torch.zeros(whole(len(bias_E)), num_bins, dtype=torch.int32)  # takes half the cache of the result
+    counts_WH = torch.zeros(whole(len(bias_E)), num_bins, dtype=torch.int32)
     _histogram(
         scores_NE.contiguous().numpy(),
         bias_E.numpy(),
@@ -224,4 +236,4 @@ def distance_histogram(scores_NE: Tensor, bias_E: Tensor, chosen_NA: Tensor, num
         bin_width,
         counts_WH.numpy(),
     )
-    return counts_WH[: len(bias_E)].long()
+    return counts_WH[: len(bias_E)]

@@ -232,7 +232,8 @@ class HistogramQuantileBalancer(QuantileBalancer):
         histogram_EH = _summed_over_ranks(self._histogram_EH)
         lowest, bin_width = routing.bin_edges(self.bias_E, self.num_bins)
         cumulative_EH = histogram_EH.cumsum(1)
-        bin_E1 = (cumulative_EH < math.ceil(fair_load)).sum(1, keepdim=True)
+        fair_E1 = torch.full_like(cumulative_EH[:, :1], math.ceil(fair_load))
+        bin_E1 = torch.searchsorted(cumulative_EH, fair_E1)
         inside_E = histogram_EH.gather(1, bin_E1).squeeze(1)
         before_E = cumulative_EH.gather(1, bin_E1).squeeze(1) - inside_E
         return lowest + (bin_E1.squeeze(1) + ((fair_load - before_E) / inside_E).clamp(0, 1)) * bin_width
