@@ -174,6 +174,15 @@ def test_forms_that_arms_share_have_an_entry_per_arm(form: str) -> None:
         assert fit(floors(), form, baseline="new").fits[0].values["m"] == pytest.approx(1 / new.values["m"], rel=1e-4)
 
 
+def test_a_shared_form_that_the_arms_reject_says_so() -> None:
+    table = floors()
+    of_new = table["arm"] == "new"
+    table.loc[of_new, "loss"] = 1.7 + 2.0 * (table.loc[of_new, "flops"] / 1e20) ** -0.25 * 0.5
+    warned = fit(table, "shared_floor").fits
+    assert all(any("shared_floor is rejected" in text for text in one.warnings) for one in warned)
+    assert not any("rejected" in text for one in fit(floors(), "shared_floor").fits for text in one.warnings)
+
+
 def test_where_intervals_come_from() -> None:
     assert "noise from spread over seeds, 12 degrees of freedom" in fit(floors(), "power").fits[0].interval_method
     few = surface(5, 0.002)

@@ -2,8 +2,8 @@
 
 `fit_arms` fits one form to each arm by itself, or to all together where the form is one that arms share, and draws its
 intervals: from the seeds of all arms where runs are replicated, by resampling the points of a large table where they
-are not, else from residuals. Whether arms may share a form is not tested here, nor is a multiplier read with all that
-belongs to it: see `analysis`.
+are not, else from residuals. A shared form carries a warning where the test of `hypotheses` rejects it. No multiplier
+is read here with all that belongs to it: see `analysis`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,19 +13,19 @@ from typing import Literal
 import numpy as np
 
 from k3ablate.config import InputError
+from k3ablate.fits.curves import Drawing, seeds_of, shared_curves
 from k3ablate.fits.forecasts import Prediction, check_point, forecast
 from k3ablate.fits.forms import POWER, POWER_FLOOR, SHARED, Array, curve_named
+from k3ablate.fits.hypotheses import parallel_test
 from k3ablate.fits.minimise import Residuals
-from k3ablate.fits.observations import Excluded, Usable, check_arm
-from k3ablate.fits.resampling import MIN_POINTS, resample, resampling_method
-from k3ablate.fits.shared import SharedFit, fit_shared
+from k3ablate.fits.observations import Excluded, Observations, Usable, check_arm, of_compute
+from k3ablate.fits.resampling import METHOD, MIN_POINTS, resample
 from k3ablate.fits.solve import DEFAULT_DELTA, Fit, fit
 from k3ablate.fits.uncertainty import (
     NUM_DRAWS,
     Draws,
     Noise,
     lack_of_fit,
-    linear_noise,
     refit,
     residual_noise,
     seed_noise,
@@ -107,14 +107,21 @@ def _fitted(
     for point in options.predict:
         check_point(form, point)
     points = _points(table, form, left_out)
-    found, refused = (_together if form in SHARED else _one_by_one)(points, form, options, generator)
+    if form in SHARED:
+        found, refused = _together(table, points, form, options, generator)
+    else:
+        found, refused = _one_by_one(points, form, options, generator)
     if not found:
-        raise InputError("; ".join(f"{arm}: {why}" for arm, why in refused.items()))
+        raise InputError("; ".join(dict.fromkeys(refused.values())) if form in SHARED else _listed(refused))
     arms = tuple(
         found[arm] if arm in found else ArmFit(arm, None, len(runs.loss_N), runs.dropped, refused[arm])
         for arm, runs in points.items()
     )
     return ArmFits(form, reason, arms)
+
+
+def _listed(refused: Mapping[str, str]) -> str:
+    return "; ".join(f"{arm}: {why}" for arm, why in refused.items())
 
 
 def _one_by_one(
@@ -134,29 +141,38 @@ def _one_by_one(
             {arm: points[arm].loss_N for arm in modelled},
             [key for arm in modelled for key in points[arm].keys],
         )
-        found |= _by_noise(modelled, points, noise, options, generator, None)
+        found |= _by_noise(modelled, points, noise, options, generator)
     return found, {arm: why for arm, why in attempts.items() if isinstance(why, str)}
 
 
 def _together(
-    points: Mapping[str, _Points], form: str, options: Options, generator: np.random.Generator
+    table: Usable, points: Mapping[str, _Points], form: str, options: Options, generator: np.random.Generator
 ) -> tuple[dict[str, ArmFit], dict[str, str]]:
     """Arms of a form that they share, and why the others are not among them."""
     if options.residuals != "log" or options.intervals == "resampling":
         raise InputError(f"{form}: arms that share a form are fitted in ln L, with intervals of the noise model")
-    finished = {arm: runs for arm, runs in points.items() if len(runs.loss_N)}
-    baseline = options.baseline or next(iter(finished), "")
+    baseline = options.baseline or next((arm for arm, runs in points.items() if len(runs.loss_N)), "")
     check_arm(baseline, points)
-    shared = fit_shared(
-        {arm: runs.inputs for arm, runs in finished.items()},
-        {arm: runs.loss_N for arm, runs in finished.items()},
-        form, baseline, options.delta,
-    )  # fmt: skip
-    keys = [key for runs in finished.values() for key in runs.keys]
-    noise = _seed_noise(finished) or linear_noise(shared.joint.residuals, shared.joint.jacobian, keys)
-    fits = {arm: replace(fitted, dropped=finished[arm].dropped) for arm, fitted in shared.fits.items()}
-    found = _by_noise(fits, finished, noise, options, generator, shared)
-    return found, {arm: _nothing_finished(runs) for arm, runs in points.items() if arm not in finished}
+    seen = of_compute(table)
+    shared = shared_curves(seen, form, baseline, None, Drawing(options.delta, options.num_draws, generator))
+    noise, against = shared.noise, _against(seen, form, options.delta)
+    if noise is None:
+        return {}, dict(shared.refused)
+    noise_D = noise.draw([ONE_MORE_RUN], options.num_draws, generator)[:, 0]
+    found = {}
+    for arm, fitted in (shared.warned(against) if against else shared).fits.items():
+        complete = replace(fitted, dropped=points[arm].dropped)
+        found[arm] = _with_draws(arm, complete, shared.draws[arm], noise_D, noise.pooled_sd, options)
+    return found, {arm: _nothing_finished(points[arm]) for arm in shared.refused}
+
+
+def _against(seen: Observations, form: str, delta: float) -> str | None:
+    """What the test of one exponent for all arms says against a shared form, or that there can be none."""
+    try:
+        test = parallel_test(seen.points, None, delta, seeds_of(seen))
+    except InputError as error:
+        return f"{form} is a hypothesis, which these points do not test: {error}"
+    return f"{form} is rejected: {test.decision}" if test.rejected else None
 
 
 def _points(table: Usable, form: str, left_out: Sequence[str]) -> dict[str, _Points]:
@@ -207,36 +223,36 @@ def _by_resampling(arm: str, fitted: Fit, points: _Points, options: Options, gen
     draws = resample(fitted, points.inputs, points.loss_N, generator, options.num_draws)
     residual_N = np.log(points.loss_N) - np.log(fitted.predict(points.inputs))
     noise_D = generator.choice(residual_N, options.num_draws)
-    degrees = len(residual_N) - len(fitted.values)
-    noise_sd = float(np.sqrt((residual_N**2).sum() / degrees))
-    return _with_draws(arm, fitted, draws, noise_D, noise_sd, resampling_method(options.num_draws), options)
+    noise_sd = float(np.sqrt((residual_N**2).sum() / (len(residual_N) - len(fitted.values))))
+    complete = replace(fitted, intervals=draws.intervals(), interval_method=METHOD)
+    return _with_draws(arm, complete, draws, noise_D, noise_sd, options)
 
 
 def _by_noise(
     fits: Mapping[str, Fit], points: Mapping[str, _Points], noise: Noise, options: Options,
-    generator: np.random.Generator, shared: SharedFit | None,
+    generator: np.random.Generator,
 ) -> dict[str, ArmFit]:  # fmt: skip
     """Arms whose intervals come from one noise model, all points drawn at once, with one more run."""
     keys = [key for arm in fits for key in points[arm].keys]
     noise_DN = noise.draw([*keys, ONE_MORE_RUN], options.num_draws, generator)
     ends = np.cumsum([len(points[arm].loss_N) for arm in fits])
-    parts = dict(zip(fits, np.split(noise_DN, ends, axis=1), strict=False))  # what is left is the one more run
-    draws = (
-        shared.refit(noise_DN[:, :-1])
-        if shared
-        else {arm: refit(fitted, points[arm].inputs, parts[arm]) for arm, fitted in fits.items()}
-    )
-    method, found = f"{noise.method}, {options.num_draws} refits", {}
-    for arm, fitted in fits.items():
+    parts = np.split(noise_DN, ends, axis=1)[:-1]  # what is left is the one more run
+    found = {}
+    for (arm, fitted), part_DN in zip(fits.items(), parts, strict=True):
+        draws = refit(fitted, points[arm].inputs, part_DN)
         misfit = lack_of_fit(fitted, points[arm].inputs, points[arm].loss_N, noise)
-        warned = replace(fitted, warnings=fitted.warnings + ((misfit,) if misfit else ()))
-        found[arm] = _with_draws(arm, warned, draws[arm], noise_DN[:, -1], noise.pooled_sd, method, options)
+        complete = replace(
+            fitted,
+            intervals=draws.intervals(),
+            interval_method=noise.method,
+            warnings=fitted.warnings + ((misfit,) if misfit else ()),
+        )
+        found[arm] = _with_draws(arm, complete, draws, noise_DN[:, -1], noise.pooled_sd, options)
     return found
 
 
-def _with_draws(
-    arm: str, fitted: Fit, draws: Draws, noise_D: Array, noise_sd: float, method: str, options: Options
-) -> ArmFit:
-    complete = replace(fitted, intervals=draws.intervals(), interval_method=method)
-    predictions = tuple(forecast(complete, draws, point, noise_D) for point in options.predict)
+def _with_draws(arm: str, fitted: Fit, draws: Draws, noise_D: Array, noise_sd: float, options: Options) -> ArmFit:
+    predictions = tuple(forecast(fitted, draws, point, noise_D) for point in options.predict)
+    method = f"{fitted.interval_method}, {options.num_draws} refits"
+    complete = replace(fitted, interval_method=method)
     return ArmFit(arm, complete, complete.num_points, complete.dropped, noise_sd=noise_sd, predictions=predictions)

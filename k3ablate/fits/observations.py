@@ -59,7 +59,11 @@ class Usable:
 
 def observations(table: pandas.DataFrame) -> Observations:
     """Points of loss against compute; InputError for a table whose losses cannot be compared."""
-    found = usable(table, ("loss", "flops"))
+    return of_compute(usable(table, ("loss", "flops")))
+
+
+def of_compute(found: Usable) -> Observations:
+    """Points of loss against compute, from rows that have both."""
     rows = found.finished
     points = {arm: _points(rows[rows["arm"] == arm]) for arm in found.arms}
     return Observations(points, found.excluded, found.levels)

@@ -15,6 +15,7 @@ from k3ablate.fits.solve import Fit
 from k3ablate.fits.uncertainty import NUM_DRAWS, Draws, refit_losses
 
 MIN_POINTS = 100
+METHOD = "bootstrap over points"  # how intervals from here are named
 
 
 def resample(
@@ -29,8 +30,3 @@ def resample(
         )
     weight_DN = generator.multinomial(num_points, np.full(num_points, 1 / num_points), num_draws).astype(np.float64)
     return refit_losses(fit, inputs, np.broadcast_to(np.log(loss_N), weight_DN.shape), weight_DN)
-
-
-def resampling_method(num_draws: int) -> str:
-    """One phrase that says how intervals were made."""
-    return f"bootstrap over points, {num_draws} refits"
