@@ -86,7 +86,7 @@ class FittedArm:
 
     def _forecast(self, prediction: Prediction) -> str:
         at = ", ".join(f"{self.columns[name]} {_value_text(name, value)}" for name, value in prediction.at.items())
-        where = "measured" if prediction.measured else f"extrapolated {factor(prediction.beyond)}x"
+        where = f"extrapolated {factor(prediction.beyond)}x" if prediction.extrapolated else "measured"
         return (
             f"at {at}: loss {loss_text(prediction.loss)} ({_loss_range(prediction.interval)}; one more run "
             f"{_loss_range(prediction.run_interval)}), {where}"

@@ -75,6 +75,7 @@ def test_the_command_gives_a_list_of_fits_and_nothing_else(capsys: pytest.Captur
     assert found["intervals"]["E"]["low"] < 1.8172 < found["intervals"]["E"]["high"]
     inside, outside = found["predictions"]
     assert (inside["beyond"], inside["at"]) == (1.0, {"params": 1e9, "tokens": 2e10})
+    assert [one["extrapolated"] for one in (inside, outside)] == [False, True]
     assert outside["beyond"] == pytest.approx(1.4e12 / 3.17754489e11)
     for one in (inside, outside):
         assert one["run_interval"]["low"] < one["interval"]["low"] < one["loss"] < one["interval"]["high"]

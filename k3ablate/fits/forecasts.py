@@ -23,25 +23,22 @@ class Prediction:
     loss: float  # in the unit of the table
     interval: Interval  # of the curve
     run_interval: Interval  # of one more run, its noise included
+    extrapolated: bool
     beyond: float  # factor by which it lies outside what was measured; 1 inside
-
-    @property
-    def measured(self) -> bool:
-        """Whether it lies inside what was measured."""
-        return self.beyond == 1.0
 
 
 def forecast(fitted: Fit, draws: Draws, point: tuple[float, ...], noise_D: Array) -> Prediction:
     """Loss at a point, one number per variable; `noise_D` is that of one more run in ln L."""
     variables = curve_named(fitted.form).variables
     inputs = np.array([point]) if len(variables) > 1 else np.array(point)
-    loss_D = draws.predict(inputs)[:, 0]
+    loss_D, beyond = draws.predict(inputs)[:, 0], fitted.beyond(point)
     return Prediction(
         at=dict(zip(variables, point, strict=True)),
         loss=float(fitted.predict(inputs)[0]),
         interval=percentile_interval(loss_D),
         run_interval=percentile_interval(loss_D * np.exp(noise_D)),
-        beyond=fitted.beyond(point),
+        extrapolated=beyond > 1,
+        beyond=beyond,
     )
 
 
