@@ -1,9 +1,9 @@
 """What could a planned experiment tell apart, before any of its compute is spent?
 
 Simulates tables of the planned runs with curves and seeds that are assumed, analyses each as a table of real runs is
-(`simulated_tables`), and says of every arm and component how wide its interval comes out and how large a multiplier
-must be to be told from 1 in eight of ten experiments. It says what the design could see if the curves are of the
-assumed form; it cannot know the noise, which the caller states or takes from a pilot (`pilot`).
+(`simulated_tables`, `simulated_readings`), and says of every arm and component how wide its interval comes out and how
+large a multiplier must be to be told from 1 in eight of ten experiments. It says what the design could see if curves
+are of the assumed form; it cannot know the noise, which the caller states or takes from a pilot (`pilot`).
 
 Two rounds with the same random numbers: one in which nothing differs, which gives half-widths and false alarms, and one
 with gains near the smallest that the first round would tell from 1. Each table then has a critical gain, the one at
@@ -25,14 +25,15 @@ from k3ablate.fits.coalitions import Design, design
 from k3ablate.fits.curves import arrays_of
 from k3ablate.fits.forms import Array
 from k3ablate.fits.observations import Observations, check_arm, observations
-from k3ablate.fits.simulated_tables import Read, TableReadings, Truth, draw_losses, planted_parts, read_tables
+from k3ablate.fits.simulated_readings import Read, TableReadings, planted_parts, read_tables
+from k3ablate.fits.simulated_tables import FittedTables, Truth, draw_losses, fit_tables
 from k3ablate.fits.solve import DEFAULT_DELTA, Interval
 from k3ablate.fits.uncertainty import TAIL
 
 POWER = 0.8
 NUM_TABLES = 200
 NUM_DRAWS = 119  # the middle 95 percent of 40 k - 1 draws hold exactly that in the mean, here 114 of 120
-NUM_CHOOSING = 8  # tables whose whole analysis chooses the form
+NUM_CHOOSING = 4  # tables whose whole analysis chooses the form
 CHOOSING_DRAWS = 39
 SEED = 0  # the same plan gives the same power
 
@@ -96,10 +97,11 @@ def design_power(planned: Observations, baseline: str, assumed: Assumed) -> Desi
     form, form_share = _form(planned, baseline, assumed)
     changes = {arm: _changed(planned, baseline, arm) for arm in planned.points}
     split = _split(changes, baseline)
-    nothing = dict.fromkeys(planned.points, 0.0)
-    null = _round(planned, baseline, split, form, assumed, nothing)
+    tables = _simulated(planned, form, assumed, dict.fromkeys(planned.points, 0.0))
+    null = read_tables(tables, baseline, split)
     gains = _gains(planned, baseline, changes, null)
-    found = _round(planned, baseline, split, form, assumed, gains)
+    with_gains = tables.with_gains(assumed.truth, gains) or _simulated(planned, form, assumed, gains)
+    found = read_tables(with_gains, baseline, split)
     return DesignPower(
         form=form,
         form_share=form_share,
@@ -160,13 +162,11 @@ def _ranks(num_tables: int) -> tuple[int, int]:
     return max(int(low) - 1, 0), min(int(high), num_tables - 1)
 
 
-def _round(
-    planned: Observations, baseline: str, split: Design | None, form: str, assumed: Assumed, gains: Mapping[str, float]
-) -> TableReadings:
+def _simulated(planned: Observations, form: str, assumed: Assumed, gains: Mapping[str, float]) -> FittedTables:
     """Tables in which every arm has its gain; the random numbers are those of every other round."""
     generator = np.random.default_rng(assumed.seed)
     losses_RN = draw_losses(planned, assumed.truth, gains, assumed.num_tables, generator)
-    return read_tables(planned, baseline, split, form, losses_RN, assumed.num_draws, assumed.delta, generator)
+    return fit_tables(planned, form, losses_RN, assumed.num_draws, assumed.delta, generator)
 
 
 def _gains(

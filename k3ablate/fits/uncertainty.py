@@ -150,12 +150,17 @@ def refit(fit: Fit, inputs: Array, noise_DN: Array) -> Draws:
     return refit_losses(fit, inputs, np.log(fit.predict(inputs)) + noise_DN)
 
 
-def refit_losses(fit: Fit, inputs: Array, log_loss_DN: Array, weight_DN: Array | None = None) -> Draws:
-    """The form of `fit`, fitted to other losses ln L at its inputs for each draw; `weight_DN` counts the points."""
+def refit_losses(
+    fit: Fit, inputs: Array, log_loss_DN: Array, weight_DN: Array | None = None, num_starts: int = NUM_STARTS_PER_DRAW
+) -> Draws:
+    """The form of `fit`, fitted to other losses ln L at its inputs for each draw; `weight_DN` counts the points.
+
+    The first start is the curve of `fit`, the others are the best of the exponent grid.
+    """
     form = form_named(fit.form)
     data = scale(form.log_inputs(inputs), log_loss_DN)
     unit = np.exp(data.log_scale) if fit.residuals == "plain" else 1.0
-    starts_DSP = _starts(form, fit, data, weight_DN)
+    starts_DSP = _starts(form, fit, data, weight_DN, num_starts)
     num_draws, num_starts, num_parameters = starts_DSP.shape
     y_SN = np.repeat(data.y_SN, num_starts, axis=0)
     weight_SN = None if weight_DN is None else np.repeat(weight_DN, num_starts, axis=0)
@@ -225,13 +230,13 @@ def _components(
     return Noise(source, pooled_sd, degrees, own_square, own_degrees, shared / shared_degrees, shared_degrees, weight)
 
 
-def _starts(form: Form, fit: Fit, data: Scaled, weight_DN: Array | None) -> Array:
+def _starts(form: Form, fit: Fit, data: Scaled, weight_DN: Array | None, num_starts: int) -> Array:
     """Starts [D, S, P] of each draw: the fitted curve, and the best points of the exponent grid."""
     fitted_P = scaled_values(fit, data.centre_V, data.log_scale)
     num_draws, num_parameters = len(data.y_SN), len(form.parameters)
-    if len(form.terms) == 1:  # linear in the scaled parameters, so that there is one minimum
+    if len(form.terms) == 1 or num_starts == 1:  # one term is linear in the parameters, so that there is one minimum
         return np.broadcast_to(fitted_P, (num_draws, 1, num_parameters))
-    best_DSP = grid_starts(form, data, weight_DN, NUM_STARTS_PER_DRAW - 1)
+    best_DSP = grid_starts(form, data, weight_DN, num_starts - 1)
     return np.concatenate([np.broadcast_to(fitted_P, (num_draws, 1, num_parameters)), best_DSP], axis=1)
 
 

@@ -11,7 +11,8 @@ from k3ablate.config import InputError
 from k3ablate.fits.analysis import analyse
 from k3ablate.fits.coalitions import design
 from k3ablate.fits.power import Assumed, DesignPower, Sensitivity, critical_gains, design_power, planned_runs
-from k3ablate.fits.simulated_tables import Read, Truth, draw_losses, planted_parts, read_tables
+from k3ablate.fits.simulated_readings import Read, planted_parts, read_tables
+from k3ablate.fits.simulated_tables import Truth, draw_losses, fit_tables
 from k3ablate.fits.split_analysis import split_analysis
 
 EXPONENT, DEVIATION = 0.06, 0.001
@@ -109,7 +110,7 @@ def test_the_smallest_gain_is_told_in_eight_of_ten_tables_that_are_simulated_apa
 
     def apart(gains: dict[str, float]):
         losses = draw_losses(table, chosen.truth, {arm: gains.get(arm, 0.0) for arm in ARMS}, 200, generator)
-        return read_tables(table, "k2", split, "power", losses, 39, 1e-3, generator)
+        return read_tables(fit_tables(table, "power", losses, 39, 1e-3, generator), "k2", split)
 
     # both sides are simulations of 200 tables: standard errors of .028 each
     arms = apart({one.name: math.log(one.smallest) for one in found.arms if one.name != "a/a"})
@@ -125,7 +126,7 @@ def test_the_smallest_gain_of_pairs_is_told_in_eight_of_ten_tables_that_are_simu
     found, generator = design_power(table, "k2", chosen), np.random.default_rng(99)
     gains = {one.name: math.log(one.smallest) for one in found.paired} | {"k2": 0.0}
     losses = draw_losses(table, chosen.truth, gains, 250, generator)
-    paired = read_tables(table, "k2", None, "power", losses, 3, math.inf, generator).paired
+    paired = read_tables(fit_tables(table, "power", losses, 3, math.inf, generator), "k2", None).paired
     assert all(_rate(read) == pytest.approx(0.8, abs=0.11) for read in paired.values())
 
 
@@ -147,7 +148,7 @@ def test_tables_are_read_as_the_analysis_reads_them(form: str, num_seeds: int) -
     gains = {"k2": 0.0, "+attention": 0.2, "+residual": 0.1, "k3": 0.25, "a/a": 0.0}
     losses = draw_losses(table, truth, gains, 4, generator)
     split = design({arm: _changed(arm) for arm in ARMS}, "k2")
-    found = read_tables(table, "k2", split, form, losses, 199, 1e-3, generator)
+    found = read_tables(fit_tables(table, form, losses, 199, 1e-3, generator), "k2", split)
     labels = runs(5, num_seeds, tuple(ARMS))
     widths = []
     for row, loss in enumerate(losses):
@@ -169,10 +170,29 @@ def test_tables_are_read_as_the_analysis_reads_them(form: str, num_seeds: int) -
 def test_blocks_of_tables_are_put_together_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     table, chosen = planned_runs(runs(3, 2)), assumed()
     losses = draw_losses(table, chosen.truth, dict.fromkeys(table.points, 0.0), 7, np.random.default_rng(0))
-    whole = read_tables(table, "k2", None, "power", losses, 39, 1e-3, np.random.default_rng(0))
+    whole = fit_tables(table, "power", losses, 39, 1e-3, np.random.default_rng(0)).curves
     monkeypatch.setattr("k3ablate.fits.simulated_tables.ROWS_AT_ONCE", 2 * 39)
-    blocks = read_tables(table, "k2", None, "power", losses, 39, 1e-3, np.random.default_rng(0))
-    assert blocks.arms["+attention"].estimate_R == pytest.approx(whole.arms["+attention"].estimate_R, abs=1e-6)
+    blocks = fit_tables(table, "power", losses, 39, 1e-3, np.random.default_rng(0)).curves
+    assert blocks["+attention"].values["a"][::40] == pytest.approx(whole["+attention"].values["a"][::40], abs=1e-6)
+
+
+def test_gains_of_power_laws_move_curves_as_a_fit_would() -> None:
+    table, chosen = planned_runs(runs(3, 2, tuple(ARMS))), assumed(deviation=0.003)
+    gains = {"k2": 0.0, "+attention": 0.2, "+residual": 0.1, "k3": 0.25, "a/a": 0.0}
+
+    def fitted(form: str, gains: dict[str, float]):
+        generator = np.random.default_rng(5)
+        losses = draw_losses(table, chosen.truth, gains, 8, generator)
+        return fit_tables(table, form, losses, 39, 1e-3, generator)
+
+    moved, plain = fitted("power", dict.fromkeys(ARMS, 0.0)).with_gains(chosen.truth, gains), fitted("power", gains)
+    assert moved is not None
+    assert moved.log_loss_RN == pytest.approx(plain.log_loss_RN, abs=1e-12)
+    for arm in ARMS:
+        compute = np.array([1e18, 1e20])
+        same = np.isclose(moved.curves[arm].predict(compute), plain.curves[arm].predict(compute), rtol=1e-6)
+        assert same.mean() > 0.95  # where the sum is flat between two seeds, searches from two sides end apart
+    assert moved.with_gains(Truth("power_floor", {"E": 1.0, "A": 9.0, "a": 0.1}, 0.01), gains) is None
 
 
 def test_planted_noise_has_the_deviation_and_the_share() -> None:
