@@ -231,7 +231,7 @@ class HistogramQuantileBalancer(QuantileBalancer):
         assert self._histogram_EH is not None
         histogram_EH = _summed_over_ranks(self._histogram_EH)
         lowest, bin_width = routing.bin_edges(self.bias_E, self.num_bins)
-        cumulative_EH = histogram_EH.cumsum(1)
+        cumulative_EH = histogram_EH.cumsum(1, dtype=torch.int32)
         fair_E1 = torch.full_like(cumulative_EH[:, :1], math.ceil(fair_load))
         bin_E1 = torch.searchsorted(cumulative_EH, fair_E1)
         inside_E = histogram_EH.gather(1, bin_E1).squeeze(1)

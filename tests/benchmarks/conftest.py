@@ -31,7 +31,28 @@ class Compared:
             yield f"{self.target}: {subject} {_spread(own)} / {name} {_spread(seconds)} = {ratio:.3f}"
 
 
-RESULTS: list[Compared] = []
+@dataclass(frozen=True)
+class Added:
+    """CPU seconds of every round: of a step, and what a change adds to the part of it that is changed."""
+
+    target: str
+    step: list[float] = field(default_factory=list)
+    change: list[float] = field(default_factory=list)
+
+    def interval(self) -> tuple[float, float]:
+        """95 percent, of the median change as a share of the median step: two of the changes in order."""
+        ordered, reach = sorted(self.change), 0.98 * len(self.change) ** 0.5
+        low, high = (max(0, round(len(ordered) / 2 - reach)), min(len(ordered) - 1, round(len(ordered) / 2 + reach)))
+        return ordered[low] / statistics.median(self.step), ordered[high] / statistics.median(self.step)
+
+    def lines(self) -> Iterator[str]:
+        """One line: milliseconds of both, the share and its interval."""
+        step, change, (low, high) = statistics.median(self.step), statistics.median(self.change), self.interval()
+        share = f"{100 * change / step:.2f} percent [{100 * low:.2f}, {100 * high:.2f}] in {len(self.step)} rounds"
+        yield f"{self.target}: adds {1e3 * change:.3g} ms to {1e3 * step:.4g} ms of CPU time, {share}"
+
+
+RESULTS: list[Compared | Added] = []
 
 
 def _spread(seconds: list[float]) -> str:
@@ -65,6 +86,30 @@ def comparison(benchmark: Any, request: pytest.FixtureRequest) -> Callable[..., 
     return compare
 
 
+@pytest.fixture(name="adds")
+def addition() -> Callable[..., None]:
+    """adds(target, step=call, changed=call): whole steps in turns, of which each returns the CPU seconds of one part.
+
+    What differs is in that part, which is timed where it stands: a whole step scatters by more than what is added.
+    Rounds go on until the interval is 1 percent of the step wide.
+    """
+
+    def adds(target: str, step: Callable[[], float], changed: Callable[[], float], most_rounds: int = 100) -> None:
+        result = Added(target)
+        step(), changed()
+        while len(result.step) < most_rounds:
+            start = time.thread_time()
+            part = step()
+            result.step.append(time.thread_time() - start)
+            result.change.append(changed() - part)
+            low, high = result.interval()
+            if len(result.step) > 20 and high - low < 0.01:
+                break
+        RESULTS.append(result)
+
+    return adds
+
+
 @pytest.fixture(name="two_threads")
 def with_two_threads() -> Iterator[None]:
     """What the targets of the KDA core are stated for; everything else here runs on one."""
@@ -77,7 +122,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     """The ratios, where any were measured."""
     if not RESULTS:
         return
-    terminalreporter.section("ratios of medians [quartiles]")
+    terminalreporter.section("ratios of medians [quartiles], additions [intervals of 95 percent]")
     for result in RESULTS:
         for line in result.lines():
             terminalreporter.write_line(line)
