@@ -261,12 +261,12 @@ def power(
 
     Without --pilot or --seed-deviation the runs of the experiment that have ended tell the noise, if they do.
     """
-    from k3ablate import planning, verbs
+    from k3ablate import verbs
 
     answer = verbs.power(
         experiment, _root(), pilot=None if pilot is None else _table(pilot)[0], pilot_name=pilot or "",
         seed_deviation=seed_deviation, loss=loss, exponent=exponent,
-        multipliers=tuple(multiplier or planning.CLAIMED), num_tables=simulations,
+        multipliers=multiplier or (), num_tables=simulations,
     )  # fmt: skip
     return _show(answer, json)
 

@@ -8,10 +8,10 @@ figures in `publishing`, models are counted in `counting`.
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pandas import DataFrame
 
-from k3ablate import planning
 from k3ablate.answers import (
     Change,
     Checked,
@@ -25,19 +25,21 @@ from k3ablate.answers import (
 )
 from k3ablate.config import InputError, located, parse, read_yaml
 from k3ablate.experiment import Experiment, arm_differences, load
-from k3ablate.fits.power import NUM_TABLES, DesignPower
 from k3ablate.jobs import folders, local
 from k3ablate.jobs.folders import SETTLED_STATES, State, corpora_folder, results_folder
 from k3ablate.jobs.progress import Reporter
 from k3ablate.kernels.warm_up import warm_up
 from k3ablate.plan import Plan, PlanRow, data_recipes, expand
-from k3ablate.planning import PowerAnswer
 from k3ablate.recipes import experiment_path, recipe_path
 from k3ablate.records import METRICS_FILE, RUNS_TABLE, RunRecord, Status, read_table, table
 from k3ablate.storage import require_writable
 from k3ablate.training.corpus import Corpus, build, known
 from k3ablate.training.data import check_budget
 from k3ablate.training.spec import DataRecipe
+
+if TYPE_CHECKING:
+    from k3ablate.fits.power import DesignPower
+    from k3ablate.planning import PowerAnswer
 
 Say = Callable[[str], None]
 
@@ -105,18 +107,21 @@ def power(
     seed_deviation: float | None = None,
     loss: float | None = None,
     exponent: float | None = None,
-    multipliers: Sequence[float] = planning.CLAIMED,
-    num_tables: int = NUM_TABLES,
-) -> PowerAnswer:
+    multipliers: Sequence[float] = (),
+    num_tables: int | None = None,
+) -> "PowerAnswer":
     """What the planned runs tell apart (`planning.power`); runs that have ended are the pilot where none is stated."""
+    from k3ablate import planning  # brings scipy, for which other verbs need not wait
+    from k3ablate.fits.power import NUM_TABLES
+
     experiment = load(experiment_path(name))
     rows = plan_from_known_corpora(experiment, root).rows
     if pilot is None and (seed_deviation, loss, exponent) == (None, None, None):
         pilot, pilot_name = _own_pilot(rows, folders.records(root, digests(rows))), OWN_PILOT
     return planning.power(
         _planned_table(rows), baseline=experiment.names.baseline, pilot=pilot, pilot_name=pilot_name,
-        seed_deviation=seed_deviation, loss=loss, exponent=exponent, multipliers=multipliers, num_tables=num_tables,
-        name=name,
+        seed_deviation=seed_deviation, loss=loss, exponent=exponent, multipliers=multipliers or planning.CLAIMED,
+        num_tables=num_tables or NUM_TABLES, name=name,
     )  # fmt: skip
 
 
@@ -232,8 +237,10 @@ def _planned_row(row: PlanRow, state: State) -> PlannedRow:
 
 def _power_of_plan(
     name: str, experiment: Experiment, rows: Sequence[PlanRow], records: Mapping[str, RunRecord]
-) -> tuple[DesignPower | None, Sequence[str]]:
+) -> "tuple[DesignPower | None, Sequence[str]]":
     """What the design tells apart by a few simulations, in numbers and in lines; or the line that says why nothing."""
+    from k3ablate import planning
+
     try:
         found = planning.power(
             _planned_table(rows), baseline=experiment.names.baseline, pilot=_own_pilot(rows, records), name=name,
@@ -254,6 +261,8 @@ def _planned_table(rows: Iterable[PlanRow]) -> DataFrame:
 
 def _own_pilot(rows: Iterable[PlanRow], records: Mapping[str, RunRecord]) -> DataFrame | None:
     """The runs that have ended, where they tell the deviation between seeds."""
+    from k3ablate import planning
+
     found = table((row.label for row in rows), records) if records else None
     return found if found is not None and planning.tells_noise(found) else None
 
