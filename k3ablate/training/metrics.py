@@ -30,14 +30,15 @@ class MetricsLog(StepCallback):
 
     `step` is 0-based; `tokens`, `flops` (training FLOPs) and `seconds` include it, `loss` is of its batch before the
     update, `tokens_per_second` since the line before, `imbalance` one number per routed layer (largest / mean load).
-    Activations of the step's forward passes are measured as `inspection.Magnitudes` says, on these steps only, which
-    take about a tenth longer for it.
+    Every `inspect_every`-th line, and the last, also holds what `inspection.Magnitudes` says of the activations of the
+    step's forward passes; such a step takes about a tenth longer.
     """
 
     def __init__(
         self,
         path: Path,
         every: int,
+        inspect_every: int,
         spec: RunSpec,
         counts: Counts,
         clock: Clock,
@@ -47,6 +48,7 @@ class MetricsLog(StepCallback):
         super().__init__()
         self.path = path
         self.every = every
+        self.inspect_every = inspect_every
         self.num_steps = spec.num_steps
         self.tokens_per_step = spec.training.tokens_per_step
         self.counts = counts
@@ -54,7 +56,7 @@ class MetricsLog(StepCallback):
         self.balancers = balancers
         self.tracker = tracker
         self._last = (0, 0.0)  # tokens and time of the line before
-        self._magnitudes: Magnitudes | None = None  # of the step being taken, if it gets a line
+        self._magnitudes: Magnitudes | None = None  # of the step being taken, if it is inspected
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Drop the lines of steps that are about to be taken again; show the tracker the others."""
@@ -64,9 +66,9 @@ class MetricsLog(StepCallback):
         self._last = (trainer.global_step * self.tokens_per_step, time.monotonic())
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
-        """Look at activations from the first micro-batch of a step that gets a line."""
+        """Look at activations from the first micro-batch of a step whose line holds them."""
         assert isinstance(pl_module, LanguageModule)
-        if self._magnitudes is None and self._gets_a_line(trainer.global_step):
+        if self._magnitudes is None and self._is_inspected(trainer.global_step):
             self._magnitudes = Magnitudes(pl_module.decoder)
 
     def on_step(self, trainer: Trainer, module: LanguageModule, step: int) -> None:
@@ -80,6 +82,9 @@ class MetricsLog(StepCallback):
 
     def _gets_a_line(self, step: int) -> bool:
         return step % self.every == 0 or step + 1 == self.num_steps
+
+    def _is_inspected(self, step: int) -> bool:
+        return self._gets_a_line(step) and (step // self.every % self.inspect_every == 0 or step + 1 == self.num_steps)
 
     def _measure(self, trainer: Trainer, module: LanguageModule, step: int) -> Line:
         tokens = (step + 1) * self.tokens_per_step
@@ -100,9 +105,9 @@ class MetricsLog(StepCallback):
 
     def _by_layer(self) -> dict[str, list[float | None]]:
         """What there is one number of for each layer that has it."""
-        assert self._magnitudes is not None, "a step that gets a line is looked at from its start"
-        magnitudes, self._magnitudes = self._magnitudes.take(), None
-        lists = {"imbalance": [balancer.imbalance for balancer in self.balancers], **magnitudes}
+        magnitudes, self._magnitudes = self._magnitudes, None
+        lists = {"imbalance": [balancer.imbalance for balancer in self.balancers]}
+        lists |= magnitudes.take() if magnitudes else {}
         return {name: [_finite(value) for value in values] for name, values in lists.items()}
 
 

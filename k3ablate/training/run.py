@@ -191,13 +191,13 @@ class _Run:
         balancers = self.module.decoder.balancers()
         limit = math.inf if execution.max_hours is None else execution.max_hours * 3600
         metrics = self.folder / METRICS_FILE
-        every = execution.log_every_steps
+        every, inspect_every = execution.log_every_steps, execution.inspect_every_lines
         return [
             self.clock,
             LearningRate(spec.training, spec.num_steps),
             StopOnDivergence(spec.training.divergence_loss),
             BalancingStep(balancers),
-            MetricsLog(metrics, every, spec, self.counts, self.clock, balancers, self.tracker),
+            MetricsLog(metrics, every, inspect_every, spec, self.counts, self.clock, balancers, self.tracker),
             TimeLimit(limit),
             SaveCheckpoints(self.checkpoints, spec.digest(), execution.checkpoint_seconds),
         ]

@@ -202,5 +202,6 @@ class Execution(Config):
 
     checkpoint_seconds: PositiveFloat = 60.0
     log_every_steps: PositiveInt = 10
+    inspect_every_lines: PositiveInt = 5  # logged steps that also measure activations
     num_threads: PositiveInt = Field(default=1, le=1024)  # torch threads of one worker
     max_hours: PositiveFloat | None = None  # then the run stops as out_of_time, resumable

@@ -29,7 +29,7 @@ from k3ablate.training.spec import Execution, RunSpec
 pytestmark = pytest.mark.slow
 
 Spec = Callable[..., RunSpec]
-EVERY_STEP = Execution(log_every_steps=1, checkpoint_seconds=1e-9)
+EVERY_STEP = Execution(log_every_steps=1, inspect_every_lines=1, checkpoint_seconds=1e-9)
 MUON = {"kind": "muon", "learning_rate": 0.01, "rest": {"learning_rate": 0.01}}
 
 
@@ -109,7 +109,7 @@ def test_record_of_a_finished_run(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_logged_steps_measure_activations_of_every_layer_and_looking_changes_no_bit(
+def test_inspected_lines_measure_activations_of_every_layer_and_looking_changes_no_bit(
     tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Blind:
@@ -127,13 +127,17 @@ def test_logged_steps_measure_activations_of_every_layer_and_looking_changes_no_
 
     monkeypatch.setattr("k3ablate.training.metrics.Magnitudes", noting)
     often = train(tiny_spec(), tmp_path / "often", tiny_corpus, EVERY_STEP, NoTracking())
-    seldom = train(tiny_spec(), tmp_path / "seldom", tiny_corpus, Execution(log_every_steps=8), NoTracking())
+    every_second_line = Execution(log_every_steps=4, inspect_every_lines=2)
+    seldom = train(tiny_spec(), tmp_path / "seldom", tiny_corpus, every_second_line, NoTracking())
     monkeypatch.setattr("k3ablate.training.metrics.Magnitudes", Blind)
     never = train(tiny_spec(), tmp_path / "never", tiny_corpus, EVERY_STEP, NoTracking())
     assert often.evaluations == seldom.evaluations == never.evaluations
     assert len(made) == 12 + 3  # steps 0, 8 and the last of 12: the others are not looked at
     by_step = {line["step"]: without_times([line]) for line in lines(tmp_path / "often")}
-    for line in lines(tmp_path / "seldom"):
+    written = {line["step"]: line for line in lines(tmp_path / "seldom")}
+    assert list(written) == [0, 4, 8, 11]
+    assert not [name for name in written.pop(4) if name.endswith(("_rms", "_max"))]
+    for line in written.values():
         assert without_times([line]) == by_step[line["step"]]
         for place in PLACES:
             for name in (f"{place}_rms", f"{place}_max"):
