@@ -17,6 +17,8 @@ from k3ablate.fits.equal_loss import EqualLoss, along_training, read_at
 from k3ablate.fits.logged_runs import VALIDATION_LOSS, LogColumns
 from k3ablate.fits.training_curves import AXES, DEFAULT_WINDOW, Estimates, default_targets
 
+FLOPS_COLUMN = "flops_convention"
+
 
 def compare(
     frames: Mapping[str, pandas.DataFrame | Sequence[pandas.DataFrame]],
@@ -62,7 +64,7 @@ def compare(
         ],
         along=[_along(name, found) for name, found in along.items() if found is not None],
         left_out=left_out,
-        notes=_notes(groups, column, share, read, bool(targets)),
+        notes=[*_notes(groups, column, share, read, bool(targets)), f"FLOPs: {_convention(lists, columns)}"],
     )  # fmt: skip
 
 
@@ -87,6 +89,12 @@ def _check_axis(groups: Sequence[Group], by: str) -> None:
         raise InputError(
             f"--by {by}: {lacking[0]} has no column of it that serves; name one, or write --by {' or '.join(known)}"
         )
+
+
+def _convention(lists: Mapping[str, Sequence[pandas.DataFrame]], columns: LogColumns) -> str:
+    """Of those who state one, which have one in common; else where the numbers are from."""
+    stated = [frame[FLOPS_COLUMN].iloc[0] for part in lists.values() for frame in part if FLOPS_COLUMN in frame]
+    return str(stated[0]) if stated else f"column {columns.compute} of the logs"
 
 
 def _facts(group: Group) -> ComparedRuns:

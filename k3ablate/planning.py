@@ -44,6 +44,7 @@ class PowerAnswer:
     num_runs: int
     num_sizes: int
     num_seeds: int
+    flops_convention: str
     basis: Basis
     multipliers: Sequence[float]  # whose power is stated
     design: DesignPower
@@ -113,6 +114,7 @@ class PowerAnswer:
             "which another simulation may put it (95 percent); power: that share for a true multiplier",
             "false alarms: share of intervals without 1 where nothing differs; 5 percent is fair"
             + ("" if design.repeats else "; the design has no A/A arm, which would check that on real runs"),
+            f"FLOPs: {self.flops_convention}",
             f"assumed: {self.basis.source}",
             f"so planted: a deviation of ln L of {decimal(truth.seed_sd)}"
             + (f" (95 percent {decimal(known.low)} to {decimal(known.high)}; widths go with it)" if known else "")
@@ -140,6 +142,7 @@ def power(
     num_choosing: int = NUM_CHOOSING,
     name: str = "table",
     pilot_name: str = "the pilot",
+    flops_convention: str = "column flops of the table",
 ) -> PowerAnswer:
     """What runs like those of `frame` (arm, size, seed, flops, levels of components) tell apart.
 
@@ -166,6 +169,7 @@ def power(
         num_runs=sum(map(len, planned.points.values())),
         num_sizes=len({point.size for point in points}),
         num_seeds=len({point.seed for point in points}),
+        flops_convention=flops_convention,
         basis=basis,
         multipliers=assumed.multipliers,
         design=design_power(planned, first, assumed),

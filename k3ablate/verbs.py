@@ -31,7 +31,7 @@ from k3ablate.jobs.progress import Reporter
 from k3ablate.kernels.warm_up import warm_up
 from k3ablate.plan import Plan, PlanRow, data_recipes, expand
 from k3ablate.recipes import experiment_path, recipe_path
-from k3ablate.records import METRICS_FILE, RUNS_TABLE, RunRecord, Status, read_table, table
+from k3ablate.records import FLOPS_CONVENTION, METRICS_FILE, RUNS_TABLE, RunRecord, Status, read_table, table
 from k3ablate.storage import require_writable
 from k3ablate.training.corpus import Corpus, build, known
 from k3ablate.training.data import check_budget
@@ -121,7 +121,7 @@ def power(
     return planning.power(
         _planned_table(rows), baseline=experiment.names.baseline, pilot=pilot, pilot_name=pilot_name,
         seed_deviation=seed_deviation, loss=loss, exponent=exponent, multipliers=multipliers or planning.CLAIMED,
-        num_tables=num_tables or NUM_TABLES, name=name,
+        num_tables=num_tables or NUM_TABLES, name=name, flops_convention=FLOPS_CONVENTION,
     )  # fmt: skip
 
 

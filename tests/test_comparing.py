@@ -103,6 +103,14 @@ def test_json_holds_the_same_numbers() -> None:
     assert (read["by"], read["reference"], read["loss_column"], read["window"]) == ("hours", "a", "loss", 0.1)
 
 
+def test_the_convention_of_flops_is_told() -> None:
+    assert "FLOPs: column flops of the logs" in compare({"a": log(), "b": log(1.25)}).text()
+    stated = compare({"a": log(flops_convention="6ND"), "b": log(1.25)})
+    assert "FLOPs: 6ND" in stated.text()
+    with pytest.raises(InputError, match="2 values of flops_convention"):
+        compare({"a": log(flops_convention="6ND"), "b": log(1.25, flops_convention="counted")})
+
+
 def test_validation_losses_are_not_smoothed() -> None:
     frames = {
         "a": log().rename(columns={"loss": "validation_loss"}),
