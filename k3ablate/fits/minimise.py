@@ -198,8 +198,9 @@ class _Problem:
             better_R = trial.value_S <= here.value_S
             theta_SP[running_S[better_R]] = trial_RP[better_R]
             there.put(running_S[better_R], trial.taken(better_R))
-            eased_R, stiff_R = damping_S[running_S] / EASING, np.maximum(damping_S[running_S], LAST_DAMPING) * STIFFENING
-            damping_S[running_S] = np.where(better_R, eased_R, stiff_R)
+            damping_R = damping_S[running_S]
+            stiff_R = np.maximum(damping_R, LAST_DAMPING) * STIFFENING
+            damping_S[running_S] = np.where(better_R, damping_R / EASING, stiff_R)
             running_S = running_S[np.abs(trial_RP - theta_RP).max(axis=-1) > STEP_TOLERANCE]
         return theta_SP
 
