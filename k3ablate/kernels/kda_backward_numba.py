@@ -42,7 +42,7 @@ def backward(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Pairs from `first` up to `last`; `of_x` is the gradient of x, that of the state first of the final one."""
     num_heads, num_keys, num_values = key.shape[2], key.shape[3], new.shape[3]
-    keyed, valued = new_rows(6, SEGMENT + 1, num_keys), new_rows(4, SEGMENT + 1, num_values)
+    keyed, valued = new_rows(7, SEGMENT + 1, num_keys), new_rows(4, SEGMENT + 1, num_values)
     of_states = new_tiles(num_heads, num_keys, num_values)
     size = of_states.shape[2] - LANES
     states, parts = room(SEGMENT * size).reshape(SEGMENT, size), room(size)
@@ -62,9 +62,9 @@ def backward(  # type: ignore[no-untyped-def]
                     if stop == key.shape[1]:
                         _begin(of_states[h, n], keyed, valued, v, height, stop - start, parts)
                     _reverse(states, of_states[h, n], keyed, valued, v, height, strength_T, of_strength_T, parts)
-                give(keyed[3, 1:], 0, _ONE, of_query, b, start, h)
-                give(keyed[4, 1:], 0, _ONE, of_key, b, start, h)
-                give(keyed[5, 1:], 0, _ONE, of_log_decay, b, start, h)
+                give(keyed[4, 1:], 0, _ONE, of_query, b, start, h)
+                give(keyed[5, 1:], 0, _ONE, of_key, b, start, h)
+                give(keyed[6, 1:], 0, _ONE, of_log_decay, b, start, h)
                 give(valued[3, 1:], 0, _ONE, of_value, b, start, h)
         for h in heads_of(b, num_heads, first, last):
             transpose_tiles(of_states[h], of_states[h])
@@ -73,12 +73,12 @@ def backward(  # type: ignore[no-untyped-def]
 
 @compiled
 def _take_keys(query, key, log_decay, b, start, h, keyed):  # type: ignore[no-untyped-def]
-    """Rows of queries, keys, decays as factors, and zeros for the gradients of the three."""
+    """Rows of queries, keys, decays as factors and as logarithms, and zeros for the gradients."""
     _take_with_previous(query, b, start, h, keyed[0])
     _take_with_previous(key, b, start, h, keyed[1])
-    _take_with_previous(log_decay, b, start, h, keyed[2])
-    exponentiate(keyed[2])
-    for at in range(keyed.size // 2, keyed.size, LANES):
+    _take_with_previous(log_decay, b, start, h, keyed[3])
+    exponentiate(keyed[3], keyed[2])
+    for at in range(4 * keyed[0].size, keyed.size, LANES):
         store(keyed, at, splat(_ZERO))
 
 
@@ -175,9 +175,9 @@ def _reverse(  # type: ignore[no-untyped-def]
                 of_row = fma(decay, of_decayed, multiply(query_before, splat_from(valued, given - step + j)))
                 store(of_tile_X, there, of_row)
                 store(parts_X, there, multiply(key_before, of_row))
-            _add_to(keyed, 3 * keys + at, fma(key, along_key, multiply(decay, by_given)))
-            _add_to(keyed, 4 * keys + at, subtract(by_written, multiply(decay, by_new)))
-            _add_to(keyed, 5 * keys + at, multiply(decay, of_decay))
+            _add_to(keyed, 4 * keys + at, fma(key, along_key, multiply(decay, by_given)))
+            _add_to(keyed, 5 * keys + at, subtract(by_written, multiply(decay, by_new)))
+            _add_to(keyed, 6 * keys + at, multiply(decay, of_decay))
         of_written = _sums(parts_X)
     store(of_tile_X, parts_X.size, of_written)
 

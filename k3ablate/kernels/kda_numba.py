@@ -116,8 +116,8 @@ def _take_keys(query, key, log_decay, b, start, h, keyed):  # type: ignore[no-un
     """Rows of queries, keys, decays as factors, and keys times decays, which recall; those of the next token also."""
     take(query, b, start, h, _ONE, keyed[0], 0)
     take(key, b, start, h, _ONE, keyed[1], 0)
-    take(log_decay, b, start, h, _ONE, keyed[2], 0)
-    exponentiate(keyed[2])
+    take(log_decay, b, start, h, _ONE, keyed[3], 0)
+    exponentiate(keyed[3], keyed[2])
     size = keyed[0].size
     for at in range(size, 2 * size, LANES):
         store(keyed, 2 * size + at, multiply(load(keyed, at), load(keyed, size + at)))

@@ -51,19 +51,20 @@ def heads_of(b: int, num_heads: int, first: int, last: int) -> Any:
 
 
 @compiled
-def exponentiate(rows: Any) -> None:
-    """In place."""
-    flat = rows.ravel()
-    for i in range(flat.size):
-        flat[i] = exponential(flat[i])
+def exponentiate(logarithms: Any, result: Any) -> None:
+    """Of rows, into others: what fills up the logarithms stays zero from segment to segment."""
+    source, target = logarithms.ravel(), result.ravel()
+    for i in range(source.size):
+        target[i] = exponential(source[i])
 
 
 @compiled
 def take_state(state_KV: Any, tiles_NX: Any) -> None:
-    """Fill the tiles, keys by values."""
+    """Fill the tiles, keys by values; where there is no key, zeros: another sequence may have left NaN there."""
     num_keys, num_values = state_KV.shape
     for v in range(0, num_values, LANES):
         tile_X = tiles_NX[v // LANES]
+        tile_X[:] = numpy.float32(0)
         for k in range(num_keys):
             store(tile_X, k * LANES, load_first(state_KV, k * num_values + v, num_values - v))
 

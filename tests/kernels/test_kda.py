@@ -226,6 +226,19 @@ def test_numba_passes_nan_on():
     assert output[0, :3].isfinite().all()
 
 
+@pytest.mark.parametrize("broken", range(6))
+def test_numba_keeps_nan_to_its_sequence(broken: int):
+    """NaN in one operand of the first of two sequences, whose rooms for widths of 3 and 5 the second one takes over."""
+    inputs = kda_inputs(40, key_width=3, value_width=5)
+    inputs[broken][0] = torch.nan
+    together = results_and_gradients(numba_kda, inputs, torch.float32)
+    leaves = [tensor[1:].float().requires_grad_() for tensor in inputs]
+    output, state = numba_kda(*leaves)
+    assert torch.equal(together[0][1:], output)
+    assert torch.equal(together[1][1:], state)
+    assert all(gradient[1].isfinite().all() for gradient in together[2:])
+
+
 def test_dispatch_takes_numba_for_float32_and_torch_otherwise(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
     inputs = kda_inputs(5)
