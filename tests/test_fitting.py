@@ -175,13 +175,31 @@ def test_forms_that_arms_share_have_an_entry_per_arm(form: str) -> None:
         assert fit(floors(), form, baseline="new").fits[0].values["m"] == pytest.approx(1 / new.values["m"], rel=1e-4)
 
 
-def test_a_shared_form_that_the_arms_reject_says_so() -> None:
+def test_a_shared_form_that_the_arms_reject_says_so_and_withholds_its_multiplier() -> None:
     table = floors()
     of_new = table["arm"] == "new"
     table.loc[of_new, "loss"] = 1.7 + 2.0 * (table.loc[of_new, "flops"] / 1e20) ** -0.25 * 0.5
-    warned = fit(table, "shared_floor").fits
-    assert all(any("shared_floor is rejected" in text for text in one.warnings) for one in warned)
+    found = fit(table, "shared_floor", predict=[(1e20,)])
+    for one in found.fits:
+        assert any("m is withheld: `report` gives m(C)" in text for text in one.warnings)
+        assert set(one.values) == set(one.intervals) == {"E", "A", "a"}
+        assert one.predictions[0].loss > 1
+    assert "m" not in json.loads(as_json(found))["fits"][1]["values"]
+    assert "shared_floor is rejected" in found.text()
     assert not any("rejected" in text for one in fit(floors(), "shared_floor").fits for text in one.warnings)
+    own = fit(table, "shared_exponent").fits[1]
+    assert any(text.startswith("shared_exponent is rejected") for text in own.warnings)
+    assert not any("withheld" in text for text in own.warnings)
+
+
+def test_a_baseline_without_a_finished_run_is_asked_for() -> None:
+    third = floors().query("arm == 'new'").assign(arm="third")
+    table = pandas.concat([floors(), third], ignore_index=True).assign(status="finished", reason="")
+    table.loc[table["arm"] == "plain", ["status", "reason", "loss"]] = ["diverged", "loss above 30", np.nan]
+    with pytest.raises(InputError, match=r"no run of plain finished, .* write --baseline with one of new, third"):
+        fit(table, "shared_floor", num_draws=50)
+    assert [one.values.get("m") for one in fit(table, "shared_floor", baseline="third", num_draws=50).fits][2] == 1.0
+    assert [bool(one.refused) for one in fit(table, "shared_exponent", num_draws=50).fits] == [True, False, False]
 
 
 def test_where_intervals_come_from() -> None:

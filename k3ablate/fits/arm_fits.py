@@ -2,8 +2,8 @@
 
 `fit_arms` fits one form to each arm by itself, or to all together where the form is one that arms share, and draws its
 intervals: from the seeds of all arms where runs are replicated, by resampling the points of a large table where they
-are not, else from residuals. A shared form carries a warning where the test of `hypotheses` rejects it. No multiplier
-is read here with all that belongs to it: see `analysis`.
+are not, else from residuals. A shared form carries a warning where the test of `hypotheses` rejects it, and then
+states no single multiplier per arm. No multiplier is read here with all that belongs to it: see `analysis`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ import numpy as np
 from k3ablate.config import InputError
 from k3ablate.fits.curves import Drawing, seeds_of, shared_curves
 from k3ablate.fits.forecasts import Prediction, check_point, forecast
-from k3ablate.fits.forms import POWER, POWER_FLOOR, SHARED, Array, curve_named
+from k3ablate.fits.forms import POWER, POWER_FLOOR, SHARED, SHARED_FLOOR, Array, curve_named
 from k3ablate.fits.hypotheses import parallel_test
 from k3ablate.fits.minimise import Residuals
 from k3ablate.fits.observations import Excluded, Observations, Usable, check_arm, of_compute
@@ -36,6 +36,7 @@ COLUMN_OF = {"compute": "flops", "params": "active_params", "tokens": "tokens"}
 Intervals = Literal["noise", "resampling"]
 FEW_SEEDS = 0.1  # degrees of freedom of the seeds' noise per point
 ONE_MORE_RUN = ("one more run", 0)
+MULTIPLIER = "m"  # the parameter of `shared_floor` that is a hypothesis
 MAX_NAMED = 3  # of the runs that are in no fit, where none is
 
 
@@ -70,7 +71,7 @@ class Options:
     intervals: Intervals | None = None
     num_draws: int = NUM_DRAWS
     predict: tuple[tuple[float, ...], ...] = ()  # points, one number per variable
-    baseline: str | None = None  # the arm whose multiplier is 1 in `shared_floor`; None: the first
+    baseline: str | None = None  # the arm whose multiplier is 1 in `shared_floor`; None: the first of the table
 
 
 @dataclass(frozen=True)
@@ -151,28 +152,56 @@ def _together(
     """Arms of a form that they share, and why the others are not among them."""
     if options.residuals != "log" or options.intervals == "resampling":
         raise InputError(f"{form}: arms that share a form are fitted in ln L, with intervals of the noise model")
-    baseline = options.baseline or next((arm for arm, runs in points.items() if len(runs.loss_N)), "")
+    baseline = options.baseline or _default_baseline(points, form)
     check_arm(baseline, points)
     seen = of_compute(table)
     shared = shared_curves(seen, form, baseline, None, Drawing(options.delta, options.num_draws, generator))
-    noise, against = shared.noise, _against(seen, form, options.delta)
-    if noise is None:
+    if shared.noise is None:
         return {}, dict(shared.refused)
-    noise_D = noise.draw([ONE_MORE_RUN], options.num_draws, generator)[:, 0]
+    rejected, against = _against(seen, form, options.delta)
+    noise_D = shared.noise.draw([ONE_MORE_RUN], options.num_draws, generator)[:, 0]
     found = {}
     for arm, fitted in (shared.warned(against) if against else shared).fits.items():
         complete = replace(fitted, dropped=points[arm].dropped)
-        found[arm] = _with_draws(arm, complete, shared.draws[arm], noise_D, noise.pooled_sd, options)
+        drawn = _with_draws(arm, complete, shared.draws[arm], noise_D, shared.noise.pooled_sd, options)
+        found[arm] = _without_multiplier(drawn) if rejected else drawn
     return found, {arm: _nothing_finished(points[arm]) for arm in shared.refused}
 
 
-def _against(seen: Observations, form: str, delta: float) -> str | None:
-    """What the test of one exponent for all arms says against a shared form, or that there can be none."""
+def _default_baseline(points: Mapping[str, _Points], form: str) -> str:
+    """The first arm of the table; another one would give every multiplier another meaning without a word."""
+    finished = [arm for arm, runs in points.items() if len(runs.loss_N)]
+    first = next(iter(points), "")
+    if form != SHARED_FLOOR.name:  # no parameter is against a baseline
+        return finished[0] if finished else first
+    if finished and first != finished[0]:
+        raise InputError(
+            f"{form}: no run of {first} finished, the first arm, which is the baseline where none is named; "
+            f"write --baseline with one of {', '.join(finished)}"
+        )
+    return first
+
+
+def _against(seen: Observations, form: str, delta: float) -> tuple[bool, str | None]:
+    """Whether the test of one exponent for all arms rejects a shared form, and what it or its absence says."""
     try:
         test = parallel_test(seen.points, None, delta, seeds_of(seen))
     except InputError as error:
-        return f"{form} is a hypothesis, which these points do not test: {error}"
-    return f"{form} is rejected: {test.decision}" if test.rejected else None
+        return False, f"{form} is a hypothesis, which these points do not test: {error}"
+    if not test.rejected:
+        return False, None
+    withheld = f"; {MULTIPLIER} is withheld: `report` gives m(C) instead of a single number"
+    return True, f"{form} is rejected: {test.decision}{withheld if form == SHARED_FLOOR.name else ''}"
+
+
+def _without_multiplier(found: ArmFit) -> ArmFit:
+    """A rejected form still draws its curves, but its single m is no number that could be quoted."""
+    assert found.fit is not None, "arms that share a form have a curve"
+    values, intervals = (
+        {name: kept for name, kept in named.items() if name != MULTIPLIER}
+        for named in (found.fit.values, found.fit.intervals)
+    )
+    return replace(found, fit=replace(found.fit, values=values, intervals=intervals))
 
 
 def _points(table: Usable, form: str, left_out: Sequence[str]) -> dict[str, _Points]:
