@@ -31,6 +31,7 @@ Values = Mapping[Coalition, Array]  # coalition -> ln m [E]
 
 NOBODY: Coalition = frozenset()
 MAX_NAMED = 6  # of coalitions without a value
+ROUNDING_LOG = 1e-9  # sums of ln m that are exactly zero come out below it, and no table of losses tells so little
 
 
 @dataclass(frozen=True)
@@ -44,8 +45,15 @@ class Effect:
 
     @property
     def told_from_one(self) -> bool:
-        """Whether the interval of the factor lies on one side of 1."""
-        return self.log_interval is not None and not self.log_interval.contains(0.0)
+        """Whether the interval of the factor lies on one side of 1, by more than rounding."""
+        interval = self.log_interval
+        return interval is not None and (interval.low > ROUNDING_LOG or interval.high < -ROUNDING_LOG)
+
+    @property
+    def is_nothing(self) -> bool:
+        """Whether it is zero but for rounding, in the estimate and its interval."""
+        ends = (self.log_interval.low, self.log_interval.high) if self.log_interval else ()
+        return all(abs(value) <= ROUNDING_LOG for value in (self.log, *ends))
 
 
 def effect(values_E: Array) -> Effect:

@@ -11,6 +11,7 @@ from k3ablate.fits.split_analysis import AnalysedSplit, Check
 from k3ablate.report.style import MOST_PLACES, factor, loss_text, places_of
 
 NOTHING = "-"
+ZERO = "nothing"  # a term that is zero but for rounding, as of a model with as many terms as arms
 FACTOR_PLACES = 2  # fewest decimals
 MAX_NAMED = 6  # of arms in one sentence
 NO_SHAPLEY = "no Shapley values, which need all {count} arms; "
@@ -66,6 +67,8 @@ def cell(effect: Effect | None) -> str:
     interval = effect.factor_interval
     if interval is None:
         return factor(effect.factor)
+    if effect.is_nothing:
+        return f"{1:.{FACTOR_PLACES}f}"
     if not all(0.1 <= value < 10 for value in (effect.factor, interval.low, interval.high)):
         return f"{factor(effect.factor)} ({factor(interval.low)} to {factor(interval.high)})"
     places = places_of((interval.high - interval.low) / 2, FACTOR_PLACES)
@@ -81,9 +84,11 @@ def whole_name(split: Split) -> str:
 
 
 def verdict(effect: Effect | None) -> str:
-    """On which side of 1 the interval lies; nothing where there is none."""
+    """On which side of 1 the interval lies; no word where there is none."""
     if effect is None or effect.log_interval is None:
         return ""
+    if effect.is_nothing:
+        return ZERO
     if not effect.told_from_one:
         return "not told from 1"
     return "gain" if effect.log > 0 else "loss"

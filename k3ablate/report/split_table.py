@@ -126,8 +126,8 @@ def _shares(split: Split) -> list[str]:
 
 
 def _log_places(split: Split) -> int:
-    """Two digits of the narrowest interval."""
-    intervals = [part.effect.log_interval for part in split.parts]
+    """Two digits of the narrowest interval; one that is only rounding has none to show."""
+    intervals = [part.effect.log_interval for part in split.parts if not part.effect.is_nothing]
     widths = [(interval.high - interval.low) / 2 for interval in intervals if interval is not None]
     return places_of(min(widths, default=0.0), LOG_PLACES)
 

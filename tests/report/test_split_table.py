@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -96,6 +97,19 @@ def test_an_interval_that_contains_one_is_said_plainly() -> None:
     assert verdicts["balancing"].endswith("not told from 1")
     assert verdicts["attention"].endswith("gain")
     assert "interactions told from 1: none" in text
+
+
+def test_a_remainder_that_is_only_rounding_reads_as_nothing_and_widens_no_column() -> None:
+    """As many terms as arms leave nothing over, but sums of floats leave 1e-16 with an interval on one side of 0."""
+    found = analysed(table((), ("attention",), ("residual",), ("attention", "residual")))
+    noise = effect(np.concatenate([[1.2e-16], np.linspace(1e-17, 3e-16, 41)]))
+    part = replace(found.split.parts[0], name="left over", effect=noise, share=0.0)
+    lines = render_text(replace(found, split=replace(found.split, parts=(*found.split.parts, part))), ()).splitlines()
+    (line,) = (line for line in lines if line.startswith("left over"))
+    assert line.split()[2:] == ["-", "-", "1.00", "+0.0000", "+0.0", "%", "nothing"]
+    assert (noise.told_from_one, noise.is_nothing) == (False, True)
+    small = effect(np.concatenate([[1e-6], np.linspace(5e-7, 2e-6, 41)]))
+    assert (small.told_from_one, small.is_nothing) == (True, False)
 
 
 def test_where_it_is_read_and_what_checks_it_stand_with_the_numbers() -> None:
