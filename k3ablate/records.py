@@ -13,6 +13,7 @@ from typing import Self, TypeVar
 import pandas
 from pydantic import Field, NonNegativeInt, ValidationError, model_validator
 
+from k3ablate import table_files
 from k3ablate.config import Closed, Config, InputError
 from k3ablate.storage import write_atomic
 
@@ -157,12 +158,14 @@ def write_table(frame: pandas.DataFrame, stem: Path) -> tuple[Path, Path]:
 
 
 def read_table(path: Path) -> pandas.DataFrame:
-    """The table in a .csv or .parquet file."""
+    """The table in a .csv or .parquet file; InputError for a file that is none (see `table_files`)."""
     if path.suffix not in TABLE_SUFFIXES:
         raise InputError(f"{path}: a table is a .csv or a .parquet file")
     if not path.exists():
-        raise InputError(f"{path}: no such table; `k3ablate collect EXPERIMENT` writes one")
-    return pandas.read_csv(path) if path.suffix == ".csv" else pandas.read_parquet(path)
+        raise InputError(
+            f"{path}: no such table; name a .csv or .parquet file that is there, or an experiment by its name"
+        )
+    return table_files.read_csv(path) if path.suffix == ".csv" else table_files.read_parquet(path)
 
 
 def _read(path: Path, kind: type[OfRunType], digest: str, noun: str, remedy: str) -> OfRunType | None:
