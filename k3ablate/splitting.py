@@ -2,7 +2,8 @@
 
 Takes a frame, gives it our column names, analyses it and reads the split off; the sums are in `fits`, the looks in
 `report.split_table`. It reaches no training library. A component is a column that holds each arm's level as text, or
-any column that is named; a table without a column of arms gets one arm per combination of the named components.
+any column that is named; a table without a column of arms gets one arm per combination of the named components. Where
+components are named, arms in which others change as well are left out, and said to be.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from k3ablate.answers import Problem
 from k3ablate.config import InputError
 from k3ablate.fits.analysis import Analysis, analyse
 from k3ablate.fits.columns import Columns, canonical
+from k3ablate.fits.observations import check_arm, observations
 from k3ablate.fits.split_analysis import AnalysedSplit, split_analysis
 from k3ablate.fits.uncertainty import NUM_DRAWS
 from k3ablate.records import COLUMNS
@@ -75,11 +77,14 @@ def split(
     columns = Columns(**{role: name for role, name in named.items() if name is not None})
     numbered = frame.reset_index(drop=True)
     table, left_out = canonical(_with_arms(numbered, components, columns), columns, where)
-    table = _with_components(table, numbered, components)
+    if table.empty:
+        raise InputError("table: no rows; write one per run below the header")
     first = str(table["arm"].iloc[0]) if baseline is None else baseline
+    table, confounded = _with_components(table, numbered, components, first, target)
     analysis = analyse(table, first, form, np.random.default_rng(DRAWS_SEED), num_draws)
     found = split_analysis(analysis, target, at_loss, at_flops, total)
-    return answer(analysis, found, flops_convention or f"column {columns.compute} of the table", left_out)
+    convention = flops_convention or f"column {columns.compute} of the table"
+    return answer(analysis, found, convention, (*left_out, *confounded))
 
 
 def answer(
@@ -100,6 +105,8 @@ def answer(
 def _with_arms(frame: pandas.DataFrame, components: Sequence[str], columns: Columns) -> pandas.DataFrame:
     """A table without arms has one per combination of the levels of its components."""
     for name in components:
+        if components.count(name) > 1:
+            raise InputError(f"--component {name}: stands there twice; name each column once")
         if name not in frame:
             known = ", ".join(map(str, frame.columns))
             raise InputError(f"--component {name}: no such column; the table has {known}")
@@ -112,20 +119,59 @@ def _with_arms(frame: pandas.DataFrame, components: Sequence[str], columns: Colu
     return frame.assign(**{columns.arm: arms})
 
 
-def _with_components(table: pandas.DataFrame, frame: pandas.DataFrame, components: Sequence[str]) -> pandas.DataFrame:
-    """Only the named columns of `frame` are components, whatever they hold; without names all that look like ones."""
+def _with_components(
+    table: pandas.DataFrame, frame: pandas.DataFrame, components: Sequence[str], baseline: str, target: str | None
+) -> tuple[pandas.DataFrame, tuple[str, ...]]:
+    """Only the named columns of `frame` are components, whatever they hold; without names all that look like ones.
+
+    Arms that differ from the baseline in what looks like a further component are left out, with a sentence: what they
+    gain is not the named components' alone.
+    """
     if not components:
-        return table
+        return table, ()
     levels = frame.loc[table.index, list(components)]
     for name in components:
-        empty = table.index[levels[name].isna()]
-        if len(empty):
-            raise InputError(f"--component {name}: row {empty[0]} has no level; write one on every row")
-        for arm, found in levels[name].groupby(table["arm"], sort=False):
-            if found.nunique() > 1:
-                several = ", ".join(map(str, found.unique()))
-                raise InputError(
-                    f"--component {name}: arm {arm} has several levels ({several}); an arm has one of each"
-                )
+        _check_levels(name, levels[name], table["arm"])
     kept = table[[name for name in table if name in COLUMNS]]
-    return kept.assign(**{name: levels[name].map(str) for name in components})
+    kept = kept.assign(**{name: levels[name].map(str) for name in components})
+    check_arm(baseline, dict.fromkeys(kept["arm"]))
+    varying = _varying(table, components, baseline)
+    if target in varying:
+        raise InputError(f"--component {', '.join(components)}: {_not_alone(target, varying[target], baseline)}")
+    alone = kept[~kept["arm"].isin(varying)]
+    if varying and not (alone[list(components)].nunique() > 1).any():
+        arm, columns = next(iter(varying.items()))
+        raise InputError(f"--component {', '.join(components)}: {_not_alone(arm, columns, baseline)}")
+    if not varying:
+        return kept, ()
+    columns = tuple(dict.fromkeys(name for found in varying.values() for name in found))
+    return alone, (f"left out, because {', '.join(columns)} change too: {', '.join(varying)}",)
+
+
+def _check_levels(name: str, levels: pandas.Series, arms: pandas.Series) -> None:
+    """InputError where a component has no level, or an arm several."""
+    empty = levels.index[levels.isna()]
+    if len(empty):
+        raise InputError(f"--component {name}: row {empty[0]} has no level; write one on every row")
+    for arm, found in levels.groupby(arms, sort=False):
+        if found.nunique() > 1:
+            several = ", ".join(map(str, found.unique()))
+            raise InputError(f"--component {name}: arm {arm} has several levels ({several}); an arm has one of each")
+
+
+def _varying(table: pandas.DataFrame, components: Sequence[str], baseline: str) -> dict[str, tuple[str, ...]]:
+    """Arm -> what looks like a component, is not named and differs from the baseline's, where there is such."""
+    levels = observations(table).levels
+    named = {
+        arm: tuple(name for name, level in own.items() if name not in components and level != levels[baseline][name])
+        for arm, own in levels.items()
+    }
+    return {arm: found for arm, found in named.items() if found}
+
+
+def _not_alone(arm: str, columns: Sequence[str], baseline: str) -> str:
+    named = ", ".join(columns)
+    return (
+        f"{arm} differs from {baseline} in {named} too, whose gain would be credited to what is named; name them with "
+        f"--component, keep arms that agree in them with --where, or drop the columns that are no components"
+    )

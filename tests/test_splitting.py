@@ -182,6 +182,28 @@ def test_wrong_components_are_refused(components: list[str], message: str) -> No
         split(planted().assign(gap=None, rung=planted()["size"]), components=components, num_draws=20)
 
 
+def test_a_named_component_is_not_credited_with_what_others_change() -> None:
+    """Of the full factorial only the arm that changes attention alone, and the repeat, say what attention gains."""
+    found = split(planted(deviation=0.0), components=["attention"], num_draws=20)
+    assert found.split.target == "+attention"
+    assert [part.effect.log for part in found.split.parts] == pytest.approx([GAINS["attention"]], abs=1e-5)
+    assert [check.arm for check in found.checks] == ["a/a"]
+    (sentence,) = found.left_out
+    assert sentence.startswith("left out, because residual, feed_forward, balancing change too: +residual, ")
+    assert sentence.count("+attention") == 7  # with every set of the other three but the empty one
+    assert found.left_out[0] in found.text()
+
+
+@pytest.mark.parametrize("target", [None, "+attention+residual"])
+def test_components_that_never_change_alone_are_refused(target: str | None) -> None:
+    table = only(planted(), "+attention+residual")
+    with pytest.raises(InputError, match=r"--component attention: .* differs from k2 in residual too.*--where"):
+        split(table, components=["attention"], target=target, num_draws=20)
+    with pytest.raises(InputError, match="in residual too"):
+        split(planted(), components=["attention"], target="+attention+residual", num_draws=20)
+    assert split(table.drop(columns="residual"), components=["attention"], num_draws=20).left_out == ()
+
+
 def test_a_table_without_components_names_the_option() -> None:
     with pytest.raises(InputError, match="--component"):
         split(planted().drop(columns=list(COMPONENTS)), num_draws=20)
