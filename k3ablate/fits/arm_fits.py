@@ -197,10 +197,8 @@ def _against(seen: Observations, form: str, delta: float) -> tuple[bool, str | N
 def _without_multiplier(found: ArmFit) -> ArmFit:
     """A rejected form still draws its curves, but its single m is no number that could be quoted."""
     assert found.fit is not None, "arms that share a form have a curve"
-    values, intervals = (
-        {name: kept for name, kept in named.items() if name != MULTIPLIER}
-        for named in (found.fit.values, found.fit.intervals)
-    )
+    values = {name: value for name, value in found.fit.values.items() if name != MULTIPLIER}
+    intervals = {name: interval for name, interval in found.fit.intervals.items() if name != MULTIPLIER}
     return replace(found, fit=replace(found.fit, values=values, intervals=intervals))
 
 
