@@ -19,6 +19,7 @@ from k3ablate.fits.solve import Fit, Interval
 from k3ablate.fits.uncertainty import TAIL, Draws, percentile_interval
 
 NUM_CURVE_POINTS = 25
+FURTHEST = 1000.0  # times beyond the compute measured: no form of five sizes or ten is known to hold over more
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,14 @@ def read_multiplier(
     """Curve multiplier at `loss`, or where the baseline has spent `compute` (default: at `common_loss`), with interval.
 
     `degrees_of_freedom` are those of the noise that the draws were made from. InputError where a curve never reaches
-    the loss, or where the two fits do not have the same form.
+    the loss, more than `FURTHEST` times outside what was measured, or where the two fits differ in form.
     """
     if baseline.form != arm.form:
         raise InputError(f"multiplier: a {baseline.form} curve against a {arm.form} curve; fit both with one form")
     at_loss = loss_to_read(baseline, [arm], loss, compute)
-    baseline_compute, arm_compute = baseline.compute_at(at_loss), arm.compute_at(at_loss)
+    (baseline_compute, baseline_beyond), (arm_compute, arm_beyond) = (
+        reach(curve, at_loss, name) for name, curve in (("the baseline", baseline), ("the arm", arm))
+    )
     log_ratio_D = draw_log_multipliers(baseline_draws, arm_draws, at_loss, compute)
     log_interval = percentile_interval(log_ratio_D)
     interval = exponential(log_interval.low, log_interval.high)
@@ -85,7 +88,7 @@ def read_multiplier(
         loss=at_loss,
         baseline_compute=baseline_compute,
         arm_compute=arm_compute,
-        beyond=max(baseline.beyond([baseline_compute]), arm.beyond([arm_compute])),
+        beyond=max(baseline_beyond, arm_beyond),
         interval_method=arm.interval_method,
         unreachable_share=float(np.mean(~np.isfinite(log_ratio_D))),
         paired=paired,
@@ -129,6 +132,22 @@ def equal_loss_ratio(form: Form, baseline: Mapping[str, float], arm: Mapping[str
 def worth_in_compute(baseline_loss: float, arm_loss: float, exponent: float) -> float:
     """The same from two losses at one compute, along a power law with that exponent: (L_baseline / L_arm)^(1/a)."""
     return float((baseline_loss / arm_loss) ** (1 / exponent))
+
+
+def reach(curve: Fit, loss: float, name: str) -> tuple[float, float]:
+    """Compute at which the curve of the arm `name` reaches `loss`, and how far outside what was measured that lies.
+
+    InputError where it never does, and beyond `FURTHEST`.
+    """
+    compute = curve.compute_at(loss)
+    beyond = curve.beyond([compute])
+    if beyond > FURTHEST:
+        low, high = curve.x_range
+        raise InputError(
+            f"loss {loss:.6g}: {name} reaches it at compute {compute:.4g}, {beyond:.3g} times outside the {low:.4g} to "
+            f"{high:.4g} that were measured; ask within {FURTHEST:,.0f} times of them, or add sizes"
+        )
+    return compute, beyond
 
 
 def check_place(loss: float | None, compute: float | None) -> None:

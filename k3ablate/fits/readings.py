@@ -13,7 +13,7 @@ import numpy as np
 from k3ablate.config import InputError
 from k3ablate.fits.analysis import Analysis
 from k3ablate.fits.forms import Array
-from k3ablate.fits.multiplier import draw_log_multipliers, loss_to_read
+from k3ablate.fits.multiplier import draw_log_multipliers, loss_to_read, reach
 from k3ablate.fits.solve import Fit
 from k3ablate.fits.uncertainty import Draws
 
@@ -44,7 +44,7 @@ def read_all(
     """Every arm's ln m at `loss`, or where the baseline has spent `compute`; both None: the lowest loss all measured.
 
     `form` None is the one the analysis chose, `arms` None all that it has. InputError where the baseline has no curve
-    of the form; an arm without one, or whose curve never reaches the loss, is in `refused`.
+    of the form or cannot be read there; an arm without one, or whose curve does not reach the loss, is in `refused`.
     """
     name, base = _form(analysis, form), analysis.arm(analysis.baseline)
     if name not in base.fits:
@@ -56,14 +56,13 @@ def read_all(
     log_compute, beyond_range = {}, {}
     for arm, fitted in fits.items():
         try:
-            reached = fitted.compute_at(at_loss)
+            reached, beyond_range[arm] = reach(fitted, at_loss, arm)
         except InputError as error:
             if arm == analysis.baseline:
                 raise
             refused[arm] = str(error)
             continue
         log_compute[arm] = float(np.log(reached))
-        beyond_range[arm] = fitted.beyond([reached])
     draws = {arm: analysis.arm(arm).draws[name] for arm in log_compute}
     at_baseline = log_compute[analysis.baseline]
     return Readings(

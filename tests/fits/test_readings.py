@@ -91,6 +91,23 @@ def test_beyond_the_measured_range_is_said_per_arm(planted_table: Tables) -> Non
     assert not readings.measured("k3")
 
 
+def test_readings_end_a_thousandfold_beyond_what_was_measured(planted_table: Tables) -> None:
+    """The planted sizes end at 1e15; an arm that is read further out than the baseline is refused by itself."""
+    analysis = analysed(planted_table())
+    inside = read_all(analysis, compute=0.999e18)
+    assert 990 < inside.beyond["k2"] < 1000
+    assert {"k2", "k3", "kda"} <= set(inside.log_multiplier)
+    for place in ({"compute": 1.01e18}, {"compute": 1e300}, {"loss": 0.1}, {"compute": 1e10 / 1.01}):
+        with pytest.raises(InputError, match=r"k2 reaches it at compute .* ask within 1,000 times"):
+            read_all(analysis, **place)
+    low = read_all(analysis, compute=1.1e10)  # below the smallest size, where the better arms need still less
+    assert low.log_multiplier.keys() == {"k2", "again"} | ({"kda", "k3"} - set(low.refused))
+    assert "times outside the" in low.refused["k3"]
+    alone = analyse(planted_table(), "k2", None, np.random.default_rng(0), num_draws=50, at_loss=0.1).arm("k3")
+    assert alone.multiplier is None
+    assert "the baseline reaches it at compute" in alone.no_multiplier
+
+
 def test_an_arm_without_a_curve_is_refused_with_its_reason(planted_table: Tables) -> None:
     table = planted_table()
     table.loc[table["arm"] == "kda", ["status", "reason"]] = ["failed", "out of memory"]
@@ -103,7 +120,7 @@ def test_an_arm_without_a_curve_is_refused_with_its_reason(planted_table: Tables
 def test_an_arm_that_never_reaches_the_loss_is_refused(planted_table: Tables) -> None:
     table = planted_table("power_floor", num_sizes=6, num_seeds=1, deviation=0.0)
     kda = table["arm"] == "kda"
-    readings = read_all(analysed(table.assign(loss=table["loss"].where(~kda, table["loss"] + 0.3))), loss=1.45)
+    readings = read_all(analysed(table.assign(loss=table["loss"].where(~kda, table["loss"] + 0.3))), loss=1.49)
     assert "no compute reaches it" in readings.refused["kda"]
     assert np.exp(readings.log_multiplier["k3"]) == pytest.approx(2.5, rel=1e-3)
 
