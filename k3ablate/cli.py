@@ -201,12 +201,14 @@ def fit(
     every arm determines its floor, else power.
     """
     from k3ablate import answers, fitting
+    from k3ablate.fits.forms import SHARED
 
     frame, convention, first = _table(table)
     found = fitting.fit(
         frame, form, by=by, x=x, y=y, params=params, tokens=tokens, where=where or [],
         predict=[fitting.point(text) for text in predict or []], delta=delta, residuals=residuals, intervals=intervals,
-        baseline=baseline or first, flops_convention=None if x else convention,
+        baseline=first if baseline is None and form in SHARED else baseline,
+        flops_convention=convention if x is None else None,
     )  # fmt: skip
     _print(answers.as_json(found.fits) if json else found.text())
     return DONE
@@ -238,8 +240,8 @@ def split(
 
     frame, convention, first = _table(table)
     answer = splitting.split(
-        frame, form, baseline=baseline or first, target=target, at_loss=at_loss, at_flops=at_flops, total=total,
-        components=components or [], by=by, x=x, y=y, where=where or [],
+        frame, form, baseline=first if baseline is None else baseline, target=target, at_loss=at_loss,
+        at_flops=at_flops, total=total, components=components or [], by=by, x=x, y=y, where=where or [],
         flops_convention=convention if x is None else None,
     )  # fmt: skip
     return _show(answer, json)

@@ -7,7 +7,7 @@ determines its floor, else `power`.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas
@@ -17,15 +17,16 @@ from k3ablate.config import InputError
 from k3ablate.fits.arm_fits import COLUMN_OF, ArmFit, ArmFits, Intervals, Options, fit_arms
 from k3ablate.fits.columns import OURS, Columns, canonical
 from k3ablate.fits.forecasts import Prediction
-from k3ablate.fits.forms import CHINCHILLA, POWER, curve_named
+from k3ablate.fits.forms import CHINCHILLA, FORMS, POWER, SHARED, curve_named
 from k3ablate.fits.minimise import Residuals
-from k3ablate.fits.observations import usable
+from k3ablate.fits.observations import check_arm, usable
 from k3ablate.fits.solve import DEFAULT_DELTA, Interval
 from k3ablate.fits.uncertainty import NUM_DRAWS
 from k3ablate.report.style import FLOPS_PER_PFLOP_DAY, decimal, factor, loss_text
 
 DRAWS_SEED = 0  # the same table gives the same intervals
 DEFAULTS = Columns()
+KNOWN_FORMS = (*FORMS, *SHARED)
 LEAST_FLOPS = 1e15  # a compute above it can only be in FLOPs, and is also shown in PFLOP/s-days
 
 
@@ -56,6 +57,8 @@ class FittedArm:
     predictions: Sequence[Prediction]
     warnings: Sequence[str]
     refused: str
+    form_reason: str  # why this form
+    notes: Sequence[str]  # what holds for all arms
 
     def text(self) -> str:
         """The parameters as a table, then the diagnostics, the forecasts and what must be read beside them."""
@@ -135,6 +138,8 @@ def fit(
     columns = Columns(**{role: name for role, name in named.items() if name is not None})
     table, left_out = canonical(frame, columns, where)
     default, reason = _default_form(table, columns)
+    if form is not None and form not in KNOWN_FORMS:
+        raise InputError(f"form: unknown form {form!r}; write one of {', '.join(KNOWN_FORMS)}")
     if not delta >= 0:
         raise InputError(f"--delta {delta}: write a positive number, inf for least squares, or 0 for least absolute "
                          "deviations")  # fmt: skip
@@ -143,14 +148,15 @@ def fit(
     names = {ours: getattr(columns, role) for role, ours in OURS.items()}
     numbers = ["loss", *(COLUMN_OF[name] for name in curve_named(form or default or POWER.name).variables)]
     seen = usable(table, numbers, names)
+    if baseline is not None:
+        check_arm(baseline, dict.fromkeys(seen.arms))
     found = fit_arms(seen, form or default, options, np.random.default_rng(DRAWS_SEED), left_out)
     convention = flops_convention or f"column {columns.compute} of the table"
+    found = replace(found, form_reason=found.form_reason if form or not default else reason)
+    notes = [f"one curve per {columns.arm}" if columns.arm in frame else "one curve for all rows"]
     return Fitted(
-        [_answer(found, arm, columns, convention, options) for arm in found.arms],
-        [
-            f"form: {found.form_reason if form or not default else reason}",
-            f"one curve per {columns.arm}" if columns.arm in frame else "one curve for all rows",
-        ],
+        [_answer(found, arm, columns, convention, options, notes) for arm in found.arms],
+        [f"form: {found.form_reason}", *notes],
     )
 
 
@@ -171,7 +177,9 @@ def _default_form(table: pandas.DataFrame, columns: Columns) -> tuple[str | None
     return None, ""
 
 
-def _answer(found: ArmFits, arm: ArmFit, columns: Columns, convention: str, options: Options) -> FittedArm:
+def _answer(
+    found: ArmFits, arm: ArmFit, columns: Columns, convention: str, options: Options, notes: Sequence[str]
+) -> FittedArm:
     form, fitted = curve_named(found.form), arm.fit
     return FittedArm(
         arm=arm.arm,
@@ -197,6 +205,8 @@ def _answer(found: ArmFits, arm: ArmFit, columns: Columns, convention: str, opti
         predictions=arm.predictions,
         warnings=fitted.warnings if fitted else (),
         refused=arm.refused,
+        form_reason=found.form_reason,
+        notes=notes,
     )
 
 

@@ -143,7 +143,7 @@ def test_least_absolute_deviations_from_the_command_line(capsys: pytest.CaptureF
     ("table", "columns", "form", "reason"),
     [
         (floors(), {}, "power_floor", "every arm determines its floor"),
-        (floors().query("size < 's3'"), {}, "power", "power, because of plain: power_floor: undetermined"),
+        (floors().query("size < 's3'"), {}, "power", "power, because of new: power_floor: undetermined"),
         (surface(), {"params": "N", "tokens": "D", "y": "val"}, "chinchilla", "columns of parameters or tokens are"),
         (
             surface().rename(columns={"N": "active_params", "D": "tokens", "val": "loss"}),
@@ -216,7 +216,8 @@ def test_where_intervals_come_from() -> None:
 
 def test_a_few_repeated_points_of_a_large_table_are_not_its_noise() -> None:
     table = surface(10, 0.002)
-    repeated = pandas.concat([table, table.iloc[:2]], ignore_index=True)
+    again = table.iloc[:2].assign(val=lambda rows: rows["val"] * 1.001)
+    repeated = pandas.concat([table, again], ignore_index=True)
     found = fit(repeated, params="N", tokens="D", y="val", num_draws=50)
     assert "bootstrap over points" in found.fits[0].interval_method
 
@@ -353,3 +354,53 @@ def test_the_package_is_there_before_pandas_is() -> None:
     assert isinstance(fit(floors(), "power"), Fitted)
     with pytest.raises(AttributeError, match="has no attribute 'fitt'"):
         _ = k3ablate.fitt  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"form": "powr"}, "unknown form 'powr'; write one of power, .*chinchilla, shared_floor, shared_exponent"),
+        ({"form": ""}, "unknown form ''"),
+        ({"form": "power", "baseline": "nope"}, "baseline: no arm 'nope' in the table"),
+        ({"baseline": ""}, "baseline: no arm ''"),
+        ({"x": "loss"}, "column 'loss' is named for loss and for compute"),
+    ],
+)
+def test_what_is_asked_for_is_not_ignored(options: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        fit(floors(), **options)  # type: ignore[arg-type]
+
+
+def test_every_fit_of_the_list_says_why_its_form_and_what_holds_for_all() -> None:
+    found = fit(floors(), num_draws=20)
+    for one in json.loads(as_json(found.fits)):
+        assert [f"form: {one['form_reason']}", *one["notes"]] == list(found.notes)
+        assert (one["form_reason"], one["notes"]) == (
+            "power_floor: every arm determines its floor",
+            ["one curve per arm"],
+        )
+
+
+def test_losses_that_do_not_fall_are_not_measured_in_rounding() -> None:
+    found = fit(floors().assign(loss=3.0), "power", num_draws=20)
+    assert not [text for one in found.fits for text in one.warnings if "times further" in text]
+
+
+@pytest.mark.parametrize("form", [None, "power", "shared_floor"])
+def test_the_order_of_rows_changes_no_digit(form: str | None) -> None:
+    table = floors()
+    answers = [
+        {one["arm"]: one for one in json.loads(as_json(fit(rows, form, baseline="plain", num_draws=20).fits))}
+        for rows in (table, table.iloc[::-1], table.sample(frac=1, random_state=1))
+    ]
+    assert answers[0] == answers[1] == answers[2]
+
+
+def test_a_folder_named_like_a_table_is_no_matter_of_the_runs_folder(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "runs.csv").mkdir()
+    code, _, err = run(capsys, str(tmp_path / "runs.csv"))
+    assert code == 2
+    assert "is a folder; name the table in it" in err
+    assert "K3ABLATE_RUNS" not in err

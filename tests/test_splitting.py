@@ -321,3 +321,23 @@ def found_and_true(values: dict[frozenset[str], np.ndarray]) -> dict[str, tuple[
 def test_intervals_cover_as_often_as_they_say() -> None:
     for kind, rate in covered(num_tables=1000, num_draws=250).items():
         assert 0.93 <= rate <= 0.97, kind
+
+
+def test_a_header_without_rows_and_a_component_named_twice_are_refused() -> None:
+    with pytest.raises(InputError, match="table: no rows"):
+        split(planted().iloc[:0])
+    with pytest.raises(InputError, match="--component attention: stands there twice"):
+        split(planted(), components=["attention", "attention"])
+
+
+@pytest.mark.parametrize("without", [[], ["+attention+residual"]])
+def test_the_order_of_rows_changes_no_digit(without: list[str]) -> None:
+    table = planted()
+    table = table[~table["arm"].isin(without)]
+    first, other = (
+        json.loads(as_json(split(rows, baseline="k2", target=FULL, num_draws=20)))
+        for rows in (table, table.sample(frac=1, random_state=1))
+    )
+    assert first["split"]["components"] == other["split"]["components"]
+    assert first["split"]["pairs"] == other["split"]["pairs"]
+    assert (first["loss"], first["checks"], first["beyond"]) == (other["loss"], other["checks"], other["beyond"])

@@ -119,11 +119,11 @@ def analyse(
     check_place(at_loss, at_compute)
     seen = observations(table)
     check_arm(baseline, seen.points)
-    drawing = Drawing(delta, num_draws, generator)
-    curves = {name: own_curves(seen, name, drawing) for name in CURVES}
+    drawing, drawn = Drawing(delta, num_draws, generator), seen.by_name()
+    curves = {name: own_curves(drawn, name, drawing) for name in CURVES}
     if form in SHARED:
-        curves[form] = shared_curves(seen, form, baseline, floor, drawing)
-    choice = choose(seen, curves, baseline, form, floor, delta, seeds_of(seen))
+        curves[form] = shared_curves(drawn, form, baseline, floor, drawing)
+    choice = choose(drawn, curves, baseline, form, floor, delta, seeds_of(drawn))
     if form in SHARED and choice.withheld:
         curves[form] = curves[form].warned(choice.withheld)
     place = Place(at_loss, at_compute)

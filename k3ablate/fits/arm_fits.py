@@ -93,7 +93,7 @@ def fit_arms(
     """
     if form is not None:
         return _fitted(table, form, f"{form}, as asked for", options, generator, left_out)
-    for arm, points in _points(table, POWER_FLOOR.name, left_out).items():
+    for arm, points in sorted(_points(table, POWER_FLOOR.name, left_out).items()):
         found = _attempt(points, POWER_FLOOR.name, options)
         if isinstance(found, str) or found.at_bounds:
             why = found if isinstance(found, str) else f"{', '.join(found.at_bounds)} at a bound of power_floor"
@@ -129,6 +129,7 @@ def _one_by_one(
     points: Mapping[str, _Points], form: str, options: Options, generator: np.random.Generator
 ) -> tuple[dict[str, ArmFit], dict[str, str]]:
     """Arms with a curve of their own, and why the others have none."""
+    points = dict(sorted(points.items()))  # draws do not depend on the order of the table
     attempts = {arm: _attempt(runs, form, options) for arm, runs in points.items()}
     fits = {arm: found for arm, found in attempts.items() if isinstance(found, Fit)}
     seeds = _seed_noise(points) if fits else None
@@ -154,7 +155,7 @@ def _together(
         raise InputError(f"{form}: arms that share a form are fitted in ln L, with intervals of the noise model")
     baseline = options.baseline or _default_baseline(points, form)
     check_arm(baseline, points)
-    seen = of_compute(table)
+    seen = of_compute(table).by_name()
     shared = shared_curves(seen, form, baseline, None, Drawing(options.delta, options.num_draws, generator))
     if shared.noise is None:
         return {}, dict(shared.refused)

@@ -50,11 +50,14 @@ def canonical(
     about `status` decides which runs count, whatever the words of that column. InputError for a column that is not
     there, a rule that keeps nothing, and what cannot be read as a rule.
     """
+    _refuse_one_column_for_two(columns)
     kept, sentences = _kept(table, where)
     theirs = {ours: getattr(columns, role) for role, ours in OURS.items()}
     for role, ours in OURS.items():
         if theirs[ours] not in kept and (theirs[ours] != ours or role == "loss"):
             raise InputError(f"table: no column {theirs[ours]!r} for {role}; {_known(theirs[ours], kept)}")
+    if columns.seed not in kept:
+        _refuse_copies(kept, columns.loss)
     replaced = set(theirs.values()) - set(OURS.values())
     if any(_parsed(rule)[0] == "status" for rule in where):
         replaced.add("status")
@@ -120,6 +123,17 @@ def _known(name: str, table: pandas.DataFrame) -> str:
     return f"it has {', '.join(map(str, table.columns))}" + (f"; did you mean {near[0]!r}?" if near else "")
 
 
+def _refuse_one_column_for_two(columns: Columns) -> None:
+    """Two roles that were named, or the loss and any other, do not lie in one column."""
+    roles = {columns.loss: "loss"}
+    for role, ours in OURS.items():
+        name = getattr(columns, role)
+        if role != "loss" and name != ours and roles.setdefault(name, role) != role:
+            raise InputError(
+                f"table: column {name!r} is named for {roles[name]} and for {role}; name one column for each"
+            )
+
+
 def _labelled(table: pandas.DataFrame) -> pandas.DataFrame:
     """The table with an arm, a size and a seed on every row."""
     trained = [name for name in ("tokens", "active_params", "flops") if name in table]
@@ -140,6 +154,19 @@ def _labelled(table: pandas.DataFrame) -> pandas.DataFrame:
     if "seed" not in table:
         table = table.assign(seed=table.groupby(["arm", "size"], sort=False, dropna=False).cumcount())
     return table
+
+
+def _refuse_copies(table: pandas.DataFrame, loss: str) -> None:
+    """Without a column of seeds a row that repeats another would count as a second seed."""
+    measured = table[table[loss].notna()].astype(object)
+    copies = measured.duplicated().to_numpy().nonzero()[0]
+    if len(copies):
+        copy = measured.iloc[copies[0]]
+        same = (measured.eq(copy) | (measured.isna() & copy.isna())).all(axis=1)
+        raise InputError(
+            f"table: row {measured.index[copies[0]]} repeats row {measured.index[same][0]} in every column; remove it, "
+            "or write a column seed if it is another run"
+        )
 
 
 def _joined(columns: Sequence[pandas.Series]) -> pandas.Series:

@@ -9,7 +9,7 @@ Nothing is fitted here, and no row is dropped without an entry in `excluded`.
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
@@ -20,8 +20,11 @@ from k3ablate.fits.paired import Point
 from k3ablate.records import COLUMNS, Status
 
 LABELS = ("arm", "size", "seed")
-# Losses that differ in one of these words do not compare; numbers of that name are something else.
+# Losses that differ in one of these words do not compare.
 SINGLE_VALUED = re.compile(r"corpus|validation|metric|flops_convention|(.*_)?units?(_.*)?", re.IGNORECASE)
+# Whole numbers of these names are labels too; of others, such as hidden_units, they count something.
+LABELLED = re.compile(r"corpus|validation|metric|flops_convention|units?|(loss|flops|compute)_units?", re.IGNORECASE)
+MAX_NAMED = 6  # rows of one digest
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,17 @@ class Observations:
     excluded: tuple[Excluded, ...]
     levels: Mapping[str, Mapping[str, str]]  # arm -> component -> level
 
+    def by_name(self) -> "Observations":
+        """The same with the arms by name, in which nothing drawn depends on the order of the table."""
+        return replace(self, points=dict(sorted(self.points.items())))
+
 
 @dataclass(frozen=True)
 class Usable:
-    """The finished rows of a table, with text arms and sizes; every arm of it; and the rows that are in no fit."""
+    """The finished rows of a table, with text arms and sizes; every arm of it; and the rows that are in no fit.
+
+    Arms are in the table's order, rows of an arm by what was trained, size and seed.
+    """
 
     finished: pandas.DataFrame
     arms: tuple[str, ...]
@@ -78,7 +88,7 @@ def usable(table: pandas.DataFrame, numbers: Sequence[str], names: Mapping[str, 
     if missing:
         raise InputError(f"table: no column {', '.join(missing)}; it has {', '.join(map(str, table.columns))}")
     if table.empty:
-        raise InputError("table: no rows; run the experiment first, or collect it from where it ran")
+        raise InputError("table: no rows; write one per run below the header, or run the experiment first")
     _refuse_missing_labels(table)
     labels = table[["arm", "size"]].astype(str)
     rows = table.assign(arm=labels["arm"], size=labels["size"], seed=table["seed"].astype(int), status=_statuses(table))
@@ -86,6 +96,8 @@ def usable(table: pandas.DataFrame, numbers: Sequence[str], names: Mapping[str, 
     _refuse_mixtures(rows)
     finished = rows[rows["status"] == Status.FINISHED]
     _refuse_unusable_numbers(finished, {column: names.get(column, column) for column in numbers})
+    rows = _in_order(rows, [column for column in numbers if column != "loss"])
+    finished = rows[rows["status"] == Status.FINISHED]
     excluded = tuple(_excluded(row) for _, row in rows[rows["status"] != Status.FINISHED].iterrows())
     numeric = finished.assign(**{column: finished[column].astype(np.float64) for column in numbers})
     return Usable(numeric, tuple(dict.fromkeys(rows["arm"])), excluded, _levels(rows))
@@ -131,7 +143,8 @@ def _refuse_duplicates(rows: pandas.DataFrame) -> None:
         repeated = digests[digests.duplicated(keep=False)]
         if len(repeated):
             where = rows.loc[repeated.index[repeated == repeated.iloc[0]], ["arm", "size", "seed"]]
-            labels = " and ".join(f"{row.arm} {row.size} seed {row.seed}" for row in where.itertuples())
+            named = [f"{row.arm} {row.size} seed {row.seed}" for row in where.head(MAX_NAMED).itertuples()]
+            labels = " and ".join(named) + (" ..." if len(where) > MAX_NAMED else "")
             raise InputError(
                 f"table: digest {repeated.iloc[0]} stands {len(where)} times ({labels}); keep one row per run "
                 "and one experiment per table"
@@ -144,15 +157,31 @@ def _refuse_duplicates(rows: pandas.DataFrame) -> None:
 
 
 def _refuse_mixtures(rows: pandas.DataFrame) -> None:
+    finished = rows["status"] == Status.FINISHED
     for column in rows:
-        if not SINGLE_VALUED.fullmatch(str(column)) or pandas.api.types.is_numeric_dtype(rows[column]):
+        if not SINGLE_VALUED.fullmatch(str(column)) or _measures(str(column), rows[column]):
             continue
-        values = sorted(map(str, rows[column].dropna().unique()))
+        empty = rows[column].isna() | (rows[column].map(lambda cell: str(cell).strip()) == "")
+        values = sorted(map(str, rows.loc[~empty, column].unique()))
         if len(values) > 1:
             raise InputError(
                 f"table: {len(values)} values of {column} ({', '.join(values)}); losses of more than one {column} do "
                 f"not compare: keep the rows of one (--where {column}={values[0]})"
             )
+        unknown = rows.index[empty & finished]
+        if values and len(unknown):
+            raise InputError(
+                f"table: row {unknown[0]}: no {column}, which is {values[0]} on others ({len(unknown)} of "
+                f"{int(finished.sum())} finished rows have none); write it on every row, or keep the rows that have it "
+                f"(--where {column}={values[0]})"
+            )
+
+
+def _measures(name: str, column: pandas.Series) -> bool:
+    """Whether a column holds numbers that are no labels, such as hidden units, or losses on a validation set."""
+    if not pandas.api.types.is_numeric_dtype(column) or pandas.api.types.is_bool_dtype(column):
+        return False
+    return not LABELLED.fullmatch(name) or bool((column.dropna() % 1 != 0).any())
 
 
 def _refuse_unusable_numbers(finished: pandas.DataFrame, columns: Mapping[str, str]) -> None:
@@ -167,6 +196,14 @@ def _refuse_unusable_numbers(finished: pandas.DataFrame, columns: Mapping[str, s
                 f"with {name} {row[column]}; a positive, finite {name} is needed, or a column status that says why "
                 "there is none (diverged, failed, out_of_time); --where keeps other rows"
             )
+
+
+def _in_order(rows: pandas.DataFrame, trained: Sequence[str]) -> pandas.DataFrame:
+    """Rows by arm, what was trained, size and seed, so that sums and draws do not depend on the order of the table."""
+    positions = {arm: index for index, arm in enumerate(dict.fromkeys(rows["arm"]))}
+    numbers = {name: pandas.to_numeric(rows[name], errors="coerce") for name in trained}
+    keys = rows.assign(arm=rows["arm"].map(positions), **numbers).reset_index(drop=True)
+    return rows.iloc[keys.sort_values(["arm", *trained, "size", "seed"], kind="stable").index]
 
 
 def _excluded(row: pandas.Series) -> Excluded:

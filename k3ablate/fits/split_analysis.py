@@ -91,8 +91,9 @@ def _elsewhere(analysis: Analysis) -> str:
 
 
 def _split(planned: Design, readings: Readings, claimed: float | None) -> Split:
+    by_name = sorted(planned.arms.items(), key=lambda named: named[1])  # sums do not depend on the order of the table
     values: dict[Coalition, Array] = {
-        coalition: _values(readings, arm) for coalition, arm in planned.arms.items() if arm in readings.log_multiplier
+        coalition: _values(readings, arm) for coalition, arm in by_name if arm in readings.log_multiplier
     }
     assert NOBODY in values, "readings hold the baseline"
     return split(planned, values, readings.refused, claimed)

@@ -60,7 +60,7 @@ def test_a_floor_at_a_bound_falls_back_to_power_and_names_the_arm(planted_table:
     bend = 1 - 0.004 * np.log(table["flops"] / 1e14) ** 2
     analysis = analysed(table.assign(loss=table["loss"] * bend))
     assert analysis.form == "power"
-    assert "power_floor fit of k2 has E at a bound" in analysis.form_reason
+    assert "power_floor fit of again has E at a bound" in analysis.form_reason  # the first by name
 
 
 def test_asking_for_a_form_that_cannot_be_fitted_gives_no_multiplier(planted_table: Tables) -> None:

@@ -45,7 +45,7 @@ def test_labels_that_are_not_there_are_made_up() -> None:
 
 
 def test_models_of_equal_compute_are_different_sizes() -> None:
-    table = pandas.DataFrame({"N": [1, 2, 2], "D": [4, 2, 2], "loss": [3.0, 2.9, 2.9], "flops": [24.0, 24.0, 24.0]})
+    table = pandas.DataFrame({"N": [1, 2, 2], "D": [4, 2, 2], "loss": [3.0, 2.9, 2.8], "flops": [24.0, 24.0, 24.0]})
     labelled, _ = canonical(table, Columns(params="N", tokens="D"))
     assert labelled["size"].tolist() == ["24 1 4", "24 2 2", "24 2 2"]
     assert labelled["seed"].tolist() == [0, 0, 1]
@@ -55,7 +55,8 @@ def test_models_of_equal_compute_are_different_sizes() -> None:
 def test_runs_of_one_label_on_other_tokens_are_different_sizes(seeds: dict[str, list[int]]) -> None:
     """Not seeds of one size: their spread is no noise."""
     table = pandas.DataFrame({"size": ["s", "s", "m", "m", "m"], "tokens": [1e9, 2e9, 1e9, 2e9, 2e9],
-                              "flops": [1.0, 2.0, 3.0, 6.0, 6.0], "loss": 3.0, **seeds})  # fmt: skip
+                              "flops": [1.0, 2.0, 3.0, 6.0, 6.0],
+                              "loss": [3.0, 2.9, 2.8, 2.7, 2.6], **seeds})  # fmt: skip
     labelled, _ = canonical(table, Columns())
     assert labelled["size"].tolist() == ["s 1000000000", "s 2000000000", "m 1000000000", "m 2000000000", "m 2000000000"]
     assert labelled["seed"].tolist() == [0, 0, 0, 0, 1]
@@ -134,3 +135,24 @@ def test_a_table_without_a_loss_or_a_size_is_refused() -> None:
         canonical(pandas.DataFrame({"flops": [1.0]}), Columns())
     with pytest.raises(InputError, match="no column tells the size of a run"):
         canonical(pandas.DataFrame({"loss": [1.0]}), Columns())
+
+
+def test_without_seeds_a_copy_of_a_row_is_no_second_seed() -> None:
+    table = pandas.DataFrame({"flops": [1.0, 2.0, 1.0], "val": [3.0, 2.9, 3.0], "loss": [1.0, 2.0, 1.0], "note": None})
+    with pytest.raises(InputError, match=r"row 2 repeats row 0 in every column; remove it, or write a column seed"):
+        canonical(table, Columns(loss="val"))
+    assert canonical(table.assign(loss=[1.0, 2.0, 3.0]), Columns(loss="val"))[0]["seed"].tolist() == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (Columns(compute="C", loss="C"), "column 'C' is named for loss and for compute; name one column for each"),
+        (Columns(compute="loss"), "column 'loss' is named for loss and for compute"),
+        (Columns(params="C", tokens="C"), "column 'C' is named for params and for tokens"),
+        (Columns(arm="val", loss="val"), "column 'val' is named for loss and for arm"),
+    ],
+)
+def test_two_things_that_were_named_do_not_lie_in_one_column(columns: Columns, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        canonical(theirs(), columns)

@@ -126,3 +126,43 @@ def test_a_table_without_a_finished_run_keeps_its_arms_and_every_reason(planted_
 def test_unknown_baseline_is_refused_with_the_nearest_arm() -> None:
     with pytest.raises(InputError, match="no arm 'k22' in the table; did you mean 'k2'"):
         check_arm("k22", {"k2": 0, "k3": 0})
+
+
+@pytest.mark.parametrize("column", ["validation", "corpus", "metric", "unit"])
+@pytest.mark.parametrize("labels", [(1, 2), (1.0, 2.0), (True, False)])
+def test_labels_may_be_numbers(planted_table: Tables, column: str, labels: tuple[object, object]) -> None:
+    table = planted_table()
+    table[column] = [labels[index % 2] for index in range(len(table))]
+    with pytest.raises(InputError, match=f"2 values of {column} "):
+        observations(table)
+
+
+@pytest.mark.parametrize("column", ["validation", "corpus", "metric", "unit", "loss_unit"])
+@pytest.mark.parametrize("empty", [None, np.nan, "", " "])
+def test_a_label_on_some_rows_only_tells_nothing_of_the_others(
+    planted_table: Tables, column: str, empty: object
+) -> None:
+    table = planted_table()
+    table[column] = pandas.Series(["one", *[empty] * (len(table) - 1)], dtype=object)
+    message = rf"row 1: no {column}, which is one on others \({len(table) - 1} of {len(table)} finished .*{column}=one"
+    with pytest.raises(InputError, match=message):
+        observations(table)
+    assert observations(table.assign(**{column: empty})).excluded == ()
+    unfinished = table.assign(status=["finished", *["failed"] * (len(table) - 1)])
+    assert len(observations(unfinished).points["k2"]) == 1
+
+
+def test_at_most_six_rows_of_a_digest_are_named(planted_table: Tables) -> None:
+    with pytest.raises(InputError, match="digest a stands ") as caught:
+        observations(planted_table().assign(digest="a"))
+    assert str(caught.value).count(" seed ") == 6
+    assert "...)" in str(caught.value)
+
+
+def test_rows_of_an_arm_have_one_order_whatever_the_table_has(planted_table: Tables, diverged: Tables) -> None:
+    table = diverged(diverged(planted_table(), 7), 9)
+    seen, other = observations(table), observations(table.sample(frac=1, random_state=1))
+    assert seen.points == other.points
+    assert list(seen.by_name().points) == list(other.by_name().points) == sorted(seen.points)
+    assert seen.excluded == other.excluded
+    assert len(seen.excluded) == 2
