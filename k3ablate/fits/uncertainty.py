@@ -20,7 +20,7 @@ from scipy import linalg, stats
 
 from k3ablate.fits.forms import Array, Form, curve_named, form_named
 from k3ablate.fits.levelled import least
-from k3ablate.fits.minimise import Scaled, grid_starts, scale
+from k3ablate.fits.minimise import ROUNDING_SQUARE, Scaled, grid_starts, scale
 from k3ablate.fits.solve import Fit, Interval
 
 NUM_DRAWS = 1000
@@ -187,8 +187,11 @@ def lack_of_fit(fit: Fit, inputs: Array, loss_N: Array, noise: Noise) -> str | N
 
 
 def misfit(residual_N: Array, cells: Sequence[Hashable], num_free: int, noise: Noise) -> float | None:
-    """How many times further cells (arm and size) lie from curves than seeds explain; None where seeds do (1 %)."""
-    if noise.source != "seeds" or noise.pooled_sd == 0:
+    """How many times further cells (arm and size) lie from curves than seeds explain; None where seeds do (1 %).
+
+    Seeds that differ by rounding only measure nothing that a distance could be compared with: None.
+    """
+    if noise.source != "seeds" or noise.pooled_sd**2 <= ROUNDING_SQUARE:
         return None
     index_N, num_cells = _indexed(cells)
     counts_C = np.bincount(index_N)

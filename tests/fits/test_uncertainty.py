@@ -8,7 +8,7 @@ import pytest
 from k3ablate.fits.forms import POWER, POWER_FLOOR, Form
 from k3ablate.fits.multiplier import read_multiplier
 from k3ablate.fits.solve import LEAST_SQUARES, Fit, fit
-from k3ablate.fits.uncertainty import lack_of_fit, percentile_interval, refit, residual_noise, seed_noise
+from k3ablate.fits.uncertainty import lack_of_fit, misfit, percentile_interval, refit, residual_noise, seed_noise
 
 TRUE = {"A": 2.3, "a": 0.055}
 SIZES = np.geomspace(1, 100, 4)
@@ -213,3 +213,16 @@ def test_lack_of_fit_is_told_from_noise() -> None:
     message = lack_of_fit(fit(compute, bent, "power"), compute, bent, noise)
     assert message is not None
     assert "further from the power curve than seeds explain" in message
+
+
+def test_seeds_that_differ_by_rounding_only_measure_no_lack_of_fit() -> None:
+    cells = [index for index in range(6) for _ in range(2)]
+    residual_N = np.repeat(np.linspace(-1e-4, 1e-4, 6), 2)
+    seeds = residual_N + np.tile([0.0, 1e-16], 6)
+    noise = seed_noise(cells, list(range(12)), seeds)
+    assert noise is not None
+    assert 0 < noise.pooled_sd < 1e-9
+    assert misfit(residual_N, cells, 2, noise) is None
+    told = seed_noise(cells, list(range(12)), residual_N + np.tile([0.0, 1e-6], 6))
+    assert told is not None
+    assert misfit(residual_N, cells, 2, told) is not None
