@@ -23,7 +23,8 @@ NUM_FLOORS = 12
 HIGHEST_FLOOR = 0.98  # of the lowest loss, in the start design
 EXPONENT_FACTORS = (0.5, 1.0, 2.0)  # on the exponents that regression gives for each floor of the start design
 NUM_STARTS_PER_DRAW = 3
-DRAW_BLOCK = 250  # draws whose start designs are held in memory at a time
+HELD = 2**24  # derivatives (draws x starts x points x parameters, mostly zeros) of start designs: 128 MiB
+MOST_DRAWS = 250  # that are fitted at a time
 
 
 @dataclass(frozen=True)
@@ -150,8 +151,9 @@ class Joint:
     def refit(self, noise_DN: Array) -> list[dict[str, Array]]:
         """E, A and a [draws] of each arm, fitted to these curves with other noise on every point."""
         curve_N = self.data.y_SN[0] - self.residuals
+        num_rows = min(MOST_DRAWS, max(1, HELD // (NUM_FLOORS * len(curve_N) * self.form.num_parameters)))
         blocks = [
-            self._refit(curve_N + noise_DN[first : first + DRAW_BLOCK]) for first in range(0, len(noise_DN), DRAW_BLOCK)
+            self._refit(curve_N + noise_DN[first : first + num_rows]) for first in range(0, len(noise_DN), num_rows)
         ]
         return self.curves(np.concatenate(blocks))
 

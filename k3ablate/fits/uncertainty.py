@@ -11,7 +11,7 @@ Not modelled: noise that changes with size, and a curve of the wrong shape (`lac
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -29,6 +29,7 @@ TAIL = 0.025
 # Stands for least absolute deviations in draws: half the steps of the smaller one of a fit, and spreads that agree to
 # one in ten thousand.
 DRAWN_DELTA = 1e-6
+HELD = 2**21  # derivatives (draws x starts x points x parameters) that are held at a time: 16 MiB
 LACK_OF_FIT_LEVEL = 0.01
 
 
@@ -159,6 +160,20 @@ def refit_losses(
     """
     form = form_named(fit.form)
     data = scale(form.log_inputs(inputs), log_loss_DN)
+    num_rows = max(1, HELD // (num_starts * len(data.x_NV) * len(form.parameters)))
+    blocks = [slice(first, first + num_rows) for first in range(0, len(data.y_SN), num_rows)]
+    theta_DP = np.concatenate(
+        [_refit(form, fit, replace(data, y_SN=data.y_SN[rows]), _rows(weight_DN, rows), num_starts) for rows in blocks]
+    )
+    return Draws(form.name, form.natural(theta_DP, data.centre_V, data.log_scale))
+
+
+def _rows(weight_DN: Array | None, rows: slice) -> Array | None:
+    return None if weight_DN is None else weight_DN[rows]
+
+
+def _refit(form: Form, fit: Fit, data: Scaled, weight_DN: Array | None, num_starts: int) -> Array:
+    """Scaled parameters [D, P] of the draws in `data`, the best end of each one's starts."""
     unit = np.exp(data.log_scale) if fit.residuals == "plain" else 1.0
     starts_DSP = _starts(form, fit, data, weight_DN, num_starts)
     num_draws, num_starts, num_parameters = starts_DSP.shape
@@ -168,8 +183,7 @@ def refit_losses(
     delta = (fit.delta or DRAWN_DELTA) / unit
     theta_SP, objective_S = least(form, y_SN, data.x_NV, starts_SP, delta, weight_SN, fit.residuals)
     best_D = objective_S.reshape(num_draws, num_starts).argmin(axis=1)
-    theta_DP = theta_SP.reshape(num_draws, num_starts, num_parameters)[np.arange(num_draws), best_D]
-    return Draws(form.name, form.natural(theta_DP, data.centre_V, data.log_scale))
+    return theta_SP.reshape(num_draws, num_starts, num_parameters)[np.arange(num_draws), best_D]
 
 
 def percentile_interval(values_D: Array) -> Interval:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy import optimize
 
 from k3ablate.config import InputError
-from k3ablate.fits.joint import Joint, JointForm, fit_joint
+from k3ablate.fits.joint import NUM_FLOORS, Joint, JointForm, fit_joint
 from k3ablate.fits.minimise import huber
 from k3ablate.fits.solve import LEAST_SQUARES, fit
 
@@ -169,6 +169,17 @@ def test_an_arm_with_one_size_takes_part_in_the_common_curves() -> None:
 def test_floors_that_no_curve_can_have_are_refused(floor: float, message: str) -> None:
     with pytest.raises(InputError, match=message):
         fit_joint(*planted([1.0, 1.7]), True, floor, 1e-3)
+
+
+def test_draws_in_blocks_are_the_draws_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted = fit_joint(*planted([1.0, 1.7, 2.0], deviation=0.002), True, None, LEAST_SQUARES)
+    num_points, num_parameters = len(fitted.data.x_NV), fitted.form.num_parameters
+    noise_DN = 0.002 * np.random.default_rng(0).standard_normal((15, num_points))
+    at_once = fitted.refit(noise_DN)
+    monkeypatch.setattr("k3ablate.fits.joint.HELD", 4 * NUM_FLOORS * num_points * num_parameters)  # four draws
+    for one, other in zip(at_once, fitted.refit(noise_DN), strict=True):
+        for name, value_D in one.items():
+            np.testing.assert_allclose(other[name], value_D, rtol=1e-6)
 
 
 def test_too_few_points_are_refused() -> None:

@@ -1,10 +1,12 @@
 """Variance components with known answers, and intervals that cover as often as they say."""
 
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
+from k3ablate.fits import uncertainty
 from k3ablate.fits.forms import POWER, POWER_FLOOR, Form
 from k3ablate.fits.multiplier import read_multiplier
 from k3ablate.fits.solve import LEAST_SQUARES, Fit, fit
@@ -201,6 +203,32 @@ def test_intervals_of_the_curve_multiplier_cover_in_a_thousand_tables(
     sizes = np.geomspace(1, 10.0 ** (num_sizes - 2), num_sizes)
     misses = multiplier_misses(form, values, sizes, num_seeds=3, deviation=deviation, num_tables=1000, num_draws=39)
     assert 0.93 <= 1 - sum(misses) <= 0.97
+
+
+@pytest.mark.parametrize("delta", [LEAST_SQUARES, 1e-3])
+def test_draws_in_blocks_are_the_draws_at_once(monkeypatch: pytest.MonkeyPatch, delta: float) -> None:
+    compute = np.geomspace(1, 1000, 12)
+    noise_DN = 0.002 * np.random.default_rng(0).standard_normal((50, 12))
+    fitted = fit(compute, (1.4 + 0.9 * compute**-0.16) * np.exp(noise_DN[0]), "power_floor", delta)
+    at_once = refit(fitted, compute, noise_DN)
+    monkeypatch.setattr(uncertainty, "HELD", 7 * 3 * 12 * 3)  # seven draws, and one in the last block
+    in_blocks = refit(fitted, compute, noise_DN)
+    for name, value_D in at_once.values.items():
+        np.testing.assert_allclose(in_blocks.values[name], value_D, rtol=1e-6)
+
+
+def test_a_large_table_holds_little_more_than_its_draws() -> None:
+    """Derivatives of all starts of all draws, 3 x 2 times the losses, and what is made of them are not held at once."""
+    compute = np.geomspace(1, 1000, 2000)
+    noise_DN = 0.002 * np.random.default_rng(0).standard_normal((600, 2000))
+    fitted = fit(compute, 2.3 * compute**-0.055 * np.exp(noise_DN[0]), "power_floor", LEAST_SQUARES)
+    tracemalloc.start()
+    try:
+        refit(fitted, compute, noise_DN)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 3 * noise_DN.nbytes + 8 * 8 * uncertainty.HELD
 
 
 def test_lack_of_fit_is_told_from_noise() -> None:
