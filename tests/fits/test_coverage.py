@@ -86,11 +86,6 @@ def test_intervals_of_curves_that_arms_share_cover(delta: float) -> None:
         assert found is not None
         return found
 
-    def refitted(noise: np.ndarray) -> Values:
-        base, *others = planted.refit(noise)
-        ratios = {arm: (base["A"] / other["A"]) ** (1 / base["a"]) for arm, other in zip(ARMS[1:], others, strict=True)}
-        return base | ratios | {f"A {arm}": other["A"] for arm, other in zip(ARMS[1:], others, strict=True)}
-
     def log_curves(values: Values) -> np.ndarray:
         names = ("A", "A kda", "A k3")
         parts = [values["E"][:, None] + values[name][:, None] * compute ** -values["a"][:, None] for name in names]
@@ -109,11 +104,6 @@ def test_intervals_without_a_floor_and_with_one_seed_cover() -> None:
     keys = [(size, 0) for size in range(len(SIZES))]
     losses = [2.3 * (factor * SIZES) ** -0.055 for factor in MULTIPLIERS]
     planted = fit_joint([SIZES] * 3, losses, True, 0.0, LEAST_SQUARES)
-
-    def refitted(noise: np.ndarray) -> Values:
-        base, *others = planted.refit(noise)
-        ratios = {arm: (base["A"] / other["A"]) ** (1 / base["a"]) for arm, other in zip(ARMS[1:], others, strict=True)}
-        return base | ratios | {f"A {arm}": other["A"] for arm, other in zip(ARMS[1:], others, strict=True)}
 
     def log_curves(values: Values) -> np.ndarray:
         parts = [
