@@ -162,7 +162,7 @@ def _refuse_mixtures(rows: pandas.DataFrame) -> None:
         if not SINGLE_VALUED.fullmatch(str(column)) or _measures(str(column), rows[column]):
             continue
         empty = rows[column].isna() | (rows[column].map(lambda cell: str(cell).strip()) == "")
-        values = sorted(map(str, rows.loc[~empty, column].unique()))
+        values = sorted(map(str, rows[column][~empty].unique()))
         if len(values) > 1:
             raise InputError(
                 f"table: {len(values)} values of {column} ({', '.join(values)}); losses of more than one {column} do "
