@@ -183,7 +183,7 @@ def _refit(form: Form, fit: Fit, data: Scaled, weight_DN: Array | None, num_star
     delta = (fit.delta or DRAWN_DELTA) / unit
     theta_SP, objective_S = least(form, y_SN, data.x_NV, starts_SP, delta, weight_SN, fit.residuals)
     best_D = objective_S.reshape(num_draws, num_starts).argmin(axis=1)
-    return theta_SP.reshape(num_draws, num_starts, num_parameters)[np.arange(num_draws), best_D]
+    return np.asarray(theta_SP.reshape(num_draws, num_starts, num_parameters)[np.arange(num_draws), best_D])
 
 
 def percentile_interval(values_D: Array) -> Interval:
