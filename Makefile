@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/installed
+BENCH := OPENBLAS_NUM_THREADS=1 GOMP_SPINCOUNT=10000 $(BIN)/pytest -o python_files='bench_*.py' -o pythonpath=tests/benchmarks
 
-.PHONY: setup demo test unit bench check format clean
+.PHONY: setup demo test unit bench bench-compile check format clean
 
 setup: $(STAMP)
 
@@ -27,7 +28,11 @@ unit: setup
 
 # Ratios, not times: minutes, on a machine that does nothing else.
 bench: setup
-	OPENBLAS_NUM_THREADS=1 GOMP_SPINCOUNT=10000 $(BIN)/pytest tests/benchmarks -o python_files='bench_*.py' -o pythonpath=tests/benchmarks --benchmark-columns=median,iqr,rounds
+	$(BENCH) tests/benchmarks --ignore=tests/benchmarks/bench_compile.py --benchmark-columns=median,iqr,rounds
+
+# What `torch.compile` gives: twelve minutes, most of them compiling.
+bench-compile: setup
+	$(BENCH) tests/benchmarks/bench_compile.py
 
 check: setup
 	$(BIN)/ruff check .
