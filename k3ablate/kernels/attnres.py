@@ -1,35 +1,74 @@
-"""How does one sublayer read by attention over everything written before it? The read of Attention Residuals.
+"""How does one sublayer read by attention over everything written before it? The reads of Attention Residuals.
 
-`read` is the operation of specification 4.4 (Attention Residuals, arXiv 2603.15031, and the K3 report, section 2.2):
-every source is scored by a learned query against its own RMS-normalised value, and the softmax over sources weighs
-the raw values. `read_plain` is the definition, in torch, stacking the sources; the numba form goes over each token
-once, forwards and backwards, and never stacks. Which sources a sublayer has is `model/residual.py`.
+Specification 4.4 (Attention Residuals, arXiv 2603.15031, and the K3 report, section 2.2): every source is scored by a
+learned query against its own RMS-normalised value, and the softmax over sources weighs the raw values. `read_plain` is
+the definition, in torch, stacking the sources. `start` opens one forward pass, whose reads belong together because the
+gradient of a source has a part from each of its readers: on a CPU in float32 a numba form goes over each token once,
+forwards and backwards, and never stacks. When a new source starts is decided in `model/residual.py`.
 
-Shapes: B batch, T positions, D model width, S sources, N tokens (B x T).
+Shapes: B batch, T positions, D model width, S sources, R readers, N tokens (B x T).
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from k3ablate.kernels import dispatch
 
-# (query_D, key_weight_D, sources of shape BTD, epsilon) -> mixed_BTD
-Read = Callable[[Tensor, Tensor, Sequence[Tensor], float], Tensor]
+
+@dataclass(frozen=True)
+class Readers:
+    """What the readers of a forward pass have learned, one of each per reader."""
+
+    queries: Sequence[Tensor]  # D
+    key_weights: Sequence[Tensor]  # D
+    epsilon: float
 
 
-def read(query_D: Tensor, key_weight_D: Tensor, sources: Sequence[Tensor], epsilon: float) -> Tensor:
-    """The sources mixed by softmax(query . (key_weight * source / rms(source))): S tensors BTD -> BTD.
+@dataclass(frozen=True)
+class Sources:
+    """Everything that has been written so far, read by the definition. Nothing that was written ever changes."""
 
-    Scores and softmax are float32 at least; the result has the dtype of the first source.
-    """
-    assert sources, "a read needs at least one source"
-    return dispatch.choose(OPERATION, sources[0])(query_D, key_weight_D, sources, epsilon)
+    readers: Readers
+    finished: tuple[Tensor, ...]  # BTD each
+    current: Tensor  # BTD
+
+    @property
+    def every(self) -> tuple[Tensor, ...]:
+        """What a read mixes, in the order it was written."""
+        return (*self.finished, self.current)
+
+    def started(self, output_BTD: Tensor) -> "Sources":
+        """After the output became a source of its own, the current one from here on."""
+        return Sources(self.readers, self.every, output_BTD)
+
+    def added(self, output_BTD: Tensor) -> "Sources":
+        """After the output was added to the current source."""
+        return Sources(self.readers, self.finished, self.current + output_BTD)
+
+    def mixed(self, reader: int) -> Tensor:
+        """What `reader` gets from every source, BTD. Reader i reads after i writes; any other is slow."""
+        query_D, key_weight_D = self.readers.queries[reader], self.readers.key_weights[reader]
+        return read_plain(query_D, key_weight_D, self.every, self.readers.epsilon)
+
+
+Start = Callable[[Readers, Tensor], Sources]
+
+
+def start(readers: Readers, embedding_BTD: Tensor) -> Sources:
+    """The first source, of a forward pass that computes in the embedding's dtype: later outputs have it too."""
+    return dispatch.choose(OPERATION, embedding_BTD)(readers, embedding_BTD)
+
+
+def start_plain(readers: Readers, embedding_BTD: Tensor) -> Sources:
+    """The definition of `start`."""
+    return Sources(readers, (), embedding_BTD)
 
 
 def read_weights(query_D: Tensor, key_weight_D: Tensor, sources: Sequence[Tensor], epsilon: float) -> Tensor:
-    """What `read` weighs each source with, BTS; sums to one over the sources."""
+    """What a read weighs each source with, BTS; sums to one over the sources."""
     values_SBTD = torch.stack(tuple(sources)).to(_precise(sources))
     scale_SBT = torch.rsqrt(values_SBTD.square().mean(-1) + epsilon)
     scores_SBT = scale_SBT * (values_SBTD * (query_D * key_weight_D).to(_precise(sources))).sum(-1)
@@ -37,7 +76,12 @@ def read_weights(query_D: Tensor, key_weight_D: Tensor, sources: Sequence[Tensor
 
 
 def read_plain(query_D: Tensor, key_weight_D: Tensor, sources: Sequence[Tensor], epsilon: float) -> Tensor:
-    """The definition of `read`, in torch: elementwise products only, so that no autocast lowers their precision."""
+    """The sources mixed by softmax(query . (key_weight * source / rms(source))): S tensors BTD -> BTD.
+
+    Scores and softmax are float32 at least, the result has the dtype of the first source. Elementwise products only, so
+    that no autocast lowers their precision.
+    """
+    assert sources, "a read needs at least one source"
     weights_BTS = read_weights(query_D, key_weight_D, sources, epsilon)
     values_BTSD = torch.stack(tuple(sources), dim=-2).to(_precise(sources))
     return (weights_BTS.unsqueeze(-1) * values_BTSD).sum(-2).to(sources[0].dtype)
@@ -48,10 +92,10 @@ def _precise(sources: Sequence[Tensor]) -> torch.dtype:
     return torch.promote_types(sources[0].dtype, torch.float32)
 
 
-def _load_numba() -> Read:
-    from k3ablate.kernels import attnres_numba
+def _load_numba() -> Start:
+    from k3ablate.kernels.attnres_autograd import start_numba
 
-    return attnres_numba.read
+    return start_numba
 
 
-OPERATION: dispatch.Operation[Read] = dispatch.numba_or_torch("attnres", _load_numba, read_plain)
+OPERATION: dispatch.Operation[Start] = dispatch.numba_or_torch("attnres", _load_numba, start_plain)

@@ -61,8 +61,8 @@ def _linear_attention() -> None:
 
 
 def _residual() -> None:
-    sources = (_zeros(1, 2, WIDTH), _zeros(1, 2, WIDTH))
-    torch.autograd.backward(attnres.read(_zeros(WIDTH), _zeros(WIDTH), sources, 1e-5).sum())
+    readers = attnres.Readers([_zeros(WIDTH)] * 2, [_zeros(WIDTH)] * 2, 1e-5)
+    torch.autograd.backward(attnres.start(readers, _zeros(1, 2, WIDTH)).started(_zeros(1, 2, WIDTH)).mixed(1).sum())
 
 
 def _routing() -> None:

@@ -10,13 +10,14 @@ read before every mixer, before every feed-forward and at the output. The arithm
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, Self
+from typing import Literal, Self
 
 import torch
 from pydantic import PositiveFloat, PositiveInt
 from torch import Generator, Tensor, nn
 
 from k3ablate.kernels import attnres
+from k3ablate.kernels.attnres import Sources
 from k3ablate.model.slots import Initialised, ResidualConfig, ResidualStream
 
 
@@ -125,23 +126,12 @@ class PlainStream(ResidualStream):
         return state
 
 
-class Sources(NamedTuple):
-    """State of attention residuals: everything a read can see, in the dtype of the embedding."""
-
-    finished: tuple[Tensor, ...]  # BTD each: embedding first, then the sum of each finished block
-    current: Tensor  # BTD, running sum of the current block
-
-    @property
-    def every(self) -> tuple[Tensor, ...]:
-        """What a read mixes, in the order it was written."""
-        return (*self.finished, self.current)
-
-
 class Read(Initialised):
     """One consumer's pseudo-query and key norm."""
 
-    def __init__(self, width: int, epsilon: float) -> None:
+    def __init__(self, reader: int, width: int, epsilon: float) -> None:
         super().__init__()
+        self.reader = reader
         self.query_D = nn.Parameter(torch.empty(width))
         self.key_weight_D = nn.Parameter(torch.empty(width))
         self.epsilon = epsilon
@@ -153,7 +143,7 @@ class Read(Initialised):
 
     def forward(self, sources: Sources) -> Tensor:
         """The sources mixed, BTD."""
-        return attnres.read(self.query_D, self.key_weight_D, sources.every, self.epsilon)
+        return sources.mixed(self.reader)
 
     def weights(self, sources: Sources) -> Tensor:
         """What `forward` weighs each source with, BTS."""
@@ -171,11 +161,13 @@ class AttnResStream(ResidualStream):
         super().__init__()
         self.config = config
         self.num_layers = num_layers
-        self.reads = nn.ModuleList(Read(width, config.norm_epsilon) for _ in range(2 * num_layers + 1))
+        self.reads = nn.ModuleList(Read(reader, width, config.norm_epsilon) for reader in range(2 * num_layers + 1))
 
     def start(self, embedding_BTD: Tensor) -> Sources:
         """The embedding is the first source."""
-        return Sources((), embedding_BTD)
+        reads = [read for read in self.reads if isinstance(read, Read)]
+        queries, key_weights = [read.query_D for read in reads], [read.key_weight_D for read in reads]
+        return attnres.start(attnres.Readers(queries, key_weights, self.config.norm_epsilon), embedding_BTD)
 
     def read(self, state: Sources, site: int) -> Tensor:
         """The read of `site`: finished blocks and the current sum."""
@@ -185,9 +177,8 @@ class AttnResStream(ResidualStream):
     def write(self, state: Sources, site: int, output_BTD: Tensor) -> Sources:
         """Add to the current block, or finish it and start another with this output."""
         output_BTD = output_BTD.to(state.current.dtype)
-        if self.config.block_starts(site, self.num_layers):
-            return Sources((*state.finished, state.current), output_BTD)
-        return Sources(state.finished, state.current + output_BTD)
+        starts = self.config.block_starts(site, self.num_layers)
+        return state.started(output_BTD) if starts else state.added(output_BTD)
 
     def finish(self, state: Sources) -> Tensor:
         """The output's own read."""

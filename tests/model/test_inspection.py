@@ -6,6 +6,7 @@ from torch import Generator, Tensor, nn
 
 from k3ablate.config import parse
 from k3ablate.kernels import attnres
+from k3ablate.kernels.attnres import Sources
 from k3ablate.model.decoder import Decoder, ModelConfig, initialise
 from k3ablate.model.feedforward import GLU, SwiGLU
 from k3ablate.model.inspection import PLACES, Magnitudes, counted_pairs, mean_read_weights, routed_hidden
@@ -59,18 +60,21 @@ def test_every_read_gives_the_mean_weight_of_each_source(residual: dict[str, obj
         assert len(weights_S) == 1 or weights_S.std() > 1e-3  # queries that have learned tell sources apart
 
 
-def test_the_weights_are_those_that_the_reads_mix_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each read, recorded on its way through the kernel, and its weights by the definition."""
+def test_the_weights_are_those_that_the_reads_mix_with() -> None:
+    """What each read gave out is its sources, weighed so."""
     built, seen = decoder({"kind": "full_attnres"}).eval(), []
 
-    def recording(query_D: Tensor, key_weight_D: Tensor, sources: tuple[Tensor, ...], epsilon: float) -> Tensor:
-        seen.append(attnres.read_weights(query_D, key_weight_D, sources, epsilon).mean((0, 1)))
-        return attnres.read_plain(query_D, key_weight_D, sources, epsilon)
+    def note(read: Read, arguments: tuple[Sources], output_BTD: Tensor) -> None:
+        weights_BTS = attnres.read_weights(read.query_D, read.key_weight_D, arguments[0].every, read.epsilon)
+        mixed_BTD = (weights_BTS.unsqueeze(-2) * torch.stack(arguments[0].every, -1)).sum(-1)
+        torch.testing.assert_close(output_BTD, mixed_BTD)
+        seen.append(weights_BTS.mean((0, 1)).detach())
 
     weights = mean_read_weights(built, tokens())
-    monkeypatch.setattr(attnres, "read", recording)
+    for read in built.residual.reads:
+        read.register_forward_hook(note)
     built(tokens())
-    torch.testing.assert_close(weights, [recorded.detach() for recorded in seen])
+    torch.testing.assert_close(weights, seen)
 
 
 def test_reading_weights_leaves_a_decoder_in_training_as_it_was() -> None:

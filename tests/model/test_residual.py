@@ -1,13 +1,17 @@
 """Do the three residual streams compute what the specification writes, and count what it counts?"""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
-from k3ablate.kernels import attnres
+from k3ablate.config import parse
+from k3ablate.kernels import attnres, dispatch
+from k3ablate.model.decoder import Decoder, ModelConfig, initialise
 from k3ablate.model.residual import AttnResStream, BlockAttnRes, FullAttnRes, Plain
 from k3ablate.model.slots import ResidualStream
 
@@ -118,14 +122,17 @@ def test_plain_stream_is_the_sum() -> None:
     torch.testing.assert_close(stream.finish(state), _embedding() + 4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("config", [Plain(), FullAttnRes(), BlockAttnRes()], ids=str)
-def test_writing_leaves_the_earlier_state_as_it_was(config: Plain | FullAttnRes | BlockAttnRes) -> None:
+def test_writing_leaves_the_earlier_state_as_it_was(
+    config: Plain | FullAttnRes | BlockAttnRes, dtype: torch.dtype
+) -> None:
     stream = config.build(WIDTH, 3)
     for parameter in stream.parameters():
         torch.nn.init.ones_(parameter)
-    state = stream.start(_embedding())
+    state = stream.write(stream.start(_embedding().to(dtype)), 0, torch.ones(2, 3, WIDTH))
     before = stream.read(state, 1).clone()
-    for site in range(3):
+    for site in range(1, 4):
         stream.write(state, site, torch.ones(2, 3, WIDTH))
     assert torch.equal(stream.read(state, 1), before)
 
@@ -148,18 +155,83 @@ def test_counts_at_93_layers_are_those_of_the_specification() -> None:
 
 
 @pytest.mark.parametrize("config", [FullAttnRes(), BlockAttnRes(num_blocks=3)], ids=str)
-def test_counted_links_are_the_sources_read(
+def test_counted_links_are_the_sources_read(config: FullAttnRes | BlockAttnRes) -> None:
+    num_sources: list[int] = []
+    stream = _initialised(config, 5)
+    for read in stream.reads:
+        read.register_forward_pre_hook(lambda _, arguments: num_sources.append(len(arguments[0].every)))
+    _run(stream, _sublayers(5))
+    assert sum(num_sources) == config.num_links(5)
+
+
+def _decoder(residual: FullAttnRes | BlockAttnRes) -> Decoder:
+    """Five layers, with queries that are no longer zero."""
+    tree = {
+        "vocabulary_size": 61,
+        "width": 24,
+        "num_layers": 5,
+        "mixer": {"main": {"kind": "softmax", "num_heads": 3, "num_key_value_heads": 1, "head_width": 8}},
+        "feed_forward": {"main": {"kind": "dense", "hidden_width": 32}},
+        "residual": residual.tree(),
+    }
+    decoder = Decoder(parse(ModelConfig, tree, source="test"))
+    initialise(decoder, torch.Generator().manual_seed(3), 0.1)
+    for read in decoder.residual.reads:
+        torch.nn.init.normal_(read.query_D, generator=torch.Generator().manual_seed(4))
+    return decoder
+
+
+def _loss(decoder: Decoder) -> Tensor:
+    tokens_BT = torch.randint(61, (3, 20), generator=torch.Generator().manual_seed(5))
+    return functional.cross_entropy(decoder(tokens_BT[:, :-1]).logits_BTV.flatten(0, 1), tokens_BT[:, 1:].flatten())
+
+
+def _gradients(decoder: Decoder) -> dict[str, Tensor]:
+    decoder.zero_grad()
+    _loss(decoder).backward()
+    return {name: parameter.grad.clone() for name, parameter in decoder.named_parameters()}
+
+
+@pytest.mark.parametrize("config", [FullAttnRes(), BlockAttnRes(num_blocks=3)], ids=str)
+def test_gradients_of_a_decoder_are_those_of_the_definition(
     config: FullAttnRes | BlockAttnRes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    num_sources: list[int] = []
+    decoder, gradients = _decoder(config), []
+    for kernels in ("attnres=numba", "attnres=torch"):
+        monkeypatch.setenv(dispatch.VARIABLE, kernels)
+        gradients.append(_gradients(decoder))
+        assert dispatch.used()["attnres"] == kernels.removeprefix("attnres=")
+    for name, plain in gradients[1].items():
+        assert (gradients[0][name] - plain).norm() <= 3e-5 * plain.norm() + 1e-9, name
 
-    def counting_read(query: Tensor, key_weight: Tensor, sources: tuple[Tensor, ...], epsilon: float) -> Tensor:
-        num_sources.append(len(sources))
-        return sources[0]
 
-    monkeypatch.setattr(attnres, "read", counting_read)
-    _run(_initialised(config, 5), _sublayers(5))
-    assert sum(num_sources) == config.num_links(5)
+@pytest.mark.parametrize("kernels", ["attnres=numba", "attnres=torch"])
+@pytest.mark.parametrize("config", [FullAttnRes(), BlockAttnRes(num_blocks=3)], ids=str)
+def test_layers_may_be_computed_again_in_the_backward(
+    config: FullAttnRes | BlockAttnRes, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Activation checkpointing of every layer: the same gradients, from fewer tensors kept."""
+    monkeypatch.setenv(dispatch.VARIABLE, kernels)
+    decoder = _decoder(config)
+    expected, kept = _gradients(decoder), _kept(decoder)
+    for layer in decoder.layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+    assert _kept(decoder) < kept / 2
+    for name, gradient in _gradients(decoder).items():
+        assert torch.equal(gradient, expected[name]), name
+
+
+def _kept(decoder: Decoder) -> int:
+    """Numbers that autograd keeps of a forward pass, parameters and what layers share included, each once."""
+    seen: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        seen[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        _loss(decoder)
+    return sum(seen.values())
 
 
 @pytest.mark.parametrize(
