@@ -241,12 +241,12 @@ class _NumbaAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, given: Tensor) -> tuple[Tensor, ...]:
-        query, key, shared, value, *_ = ctx.saved_tensors
+        query, key, shared, value, *_ = saved = ctx.saved_tensors  # once: activation checkpointing allows no more
         batch, length, num_groups, _ = key.shape
         of_query, of_key, of_value = (operand.new_empty(operand.shape) for operand in (query, key, value))
         of_shared = key.new_empty(batch, length, num_groups, shared.shape[3])
         gradients = of_query, of_key, of_shared, of_value
-        share_out(_backward, batch * num_groups, *ctx.saved_tensors, _channels_together(given), *gradients)
+        share_out(_backward, batch * num_groups, *saved, _channels_together(given), *gradients)
         return of_query, of_key, of_shared.sum(dim=2, keepdim=True), of_value
 
 
