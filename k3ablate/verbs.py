@@ -121,7 +121,7 @@ def power(
     return planning.power(
         _planned_table(rows), baseline=experiment.names.baseline, pilot=pilot, pilot_name=pilot_name,
         seed_deviation=seed_deviation, loss=loss, exponent=exponent, multipliers=multipliers or planning.CLAIMED,
-        num_tables=num_tables or NUM_TABLES, name=name, flops_convention=FLOPS_CONVENTION,
+        num_tables=NUM_TABLES if num_tables is None else num_tables, name=name, flops_convention=FLOPS_CONVENTION,
     )  # fmt: skip
 
 

@@ -619,3 +619,4 @@ def test_power_reads_a_pilot_from_a_table(k3ablate: Callable[..., Result], place
     assert "the deviation between seeds in pilot.csv (3 degrees of freedom)" in result.out
     refused = k3ablate("power", "tiny.yaml", "--pilot", "pilot.csv", "--seed-deviation", "0.001")
     assert_refused(refused, "state no other beside --pilot")
+    assert_refused(k3ablate("power", "tiny.yaml", "--simulations", "0"), "--simulations 0: write 20 or more")
