@@ -86,7 +86,7 @@ def read_folder(folder: Path) -> pandas.DataFrame:
 
 def _read(name: str, root: Path) -> pandas.DataFrame | None:
     path = Path(name)
-    if path.suffix == ".csv":
+    if path.suffix == ".csv" and ("," not in name or path.is_file()):  # with commas it may be a list of files
         return read_table(path)
     if (path / METRICS_FILE).is_file():
         return read_folder(path)

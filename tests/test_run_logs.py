@@ -106,3 +106,11 @@ def test_a_damaged_specification_is_named(root: Path) -> None:
     (root / "abcd000000000000" / "spec.json").write_text('{"seed": 0}')
     with pytest.raises(InputError, match=r"spec.json: not what a run writes \(Field required\)"):
         read_folder(root / "abcd000000000000")
+
+
+def test_files_with_commas_between_them_are_seeds_of_one_group(tmp_path: Path) -> None:
+    for name, loss in (("a.csv", 3.0), ("b.csv", 2.5)):
+        (tmp_path / name).write_text(f"step,tokens,loss\n0,10,{loss}\n")
+    frames = read_group(f"{tmp_path / 'a.csv'},{tmp_path / 'b.csv'}", tmp_path)
+    assert frames is not None
+    assert [frame["loss"].tolist() for frame in frames] == [[3.0], [2.5]]
