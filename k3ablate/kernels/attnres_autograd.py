@@ -18,7 +18,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from k3ablate.kernels.attnres import Readers, Sources
-from k3ablate.kernels.attnres_numba import collect, write_and_read
+from k3ablate.kernels.attnres_numba import add_up, collect, parts_of, write_and_read
+from k3ablate.kernels.threads import share_out
 
 FLOAT_BYTES = 4
 
@@ -27,16 +28,10 @@ class _Source(NamedTuple):
     """What is known of a source beside its value, and of the reader that came right after it."""
 
     number: int  # no other source of the forward pass has it
-    table: Tensor  # for each source of that reader its weight, and last 1 / rms of this source; N each
-
-    def row(self, index: int) -> int:
-        """Where a row of the table is."""
-        return self.table.data_ptr() + FLOAT_BYTES * index * self.table.shape[1]
-
-    @property
-    def scale(self) -> int:
-        """Where 1 / rms is."""
-        return self.row(self.table.shape[0] - 1)
+    table: Tensor  # what the addresses belong to
+    weights: int  # address of the reader's weights, SN
+    scale: int  # address of 1 / rms, N
+    products: int  # address of gradient . output of the reader in the latest backward pass, N
 
 
 class _Entry(NamedTuple):
@@ -44,8 +39,7 @@ class _Entry(NamedTuple):
 
     reader: int
     sources: tuple[_Source, ...]
-    gradient_BTD: Tensor  # of what it got
-    products_N: Tensor  # gradient . what it got
+    gradient_BTD: Tensor  # of its output, contiguous
 
 
 class _Ledger:
@@ -54,8 +48,10 @@ class _Ledger:
     What is noted is good for one call of backward or grad: a call for some gradients only may leave it half used.
     """
 
-    def __init__(self, keys_RD: Tensor) -> None:
+    def __init__(self, keys_RD: Tensor, num_tokens: int) -> None:
         self.keys_RD = keys_RD.detach()
+        self.num_tokens, self.width = num_tokens, keys_RD.shape[1]
+        self.num_parts, self.part = parts_of(num_tokens, self.width)
         self.numbers = count()
         self.entries: list[_Entry] = []
         self._call = -1
@@ -65,7 +61,7 @@ class _Ledger:
         call = torch._C._current_graph_task_id()
         if call != self._call:
             self._call, self.entries = call, []
-            self.of_keys_RD = torch.zeros_like(self.keys_RD)
+            self.of_keys_RD = numpy.zeros(self.keys_RD.shape, numpy.float32)
 
     def links(self, sources: tuple[_Source, ...]) -> Any:
         """What `collect` has to know of the readers of the last of the sources, R4, latest note first.
@@ -73,12 +69,13 @@ class _Ledger:
         Sources only follow each other, so that a source has the same place among those of all its readers.
         """
         place, number = len(sources) - 1, sources[-1].number
+        row = FLOAT_BYTES * place * self.num_tokens
         links = [
-            (entry.gradient_BTD.data_ptr(), entry.sources[-1].row(place), entry.products_N.data_ptr(), entry.reader)
-            for entry in reversed(self.entries)
-            if len(entry.sources) > place and entry.sources[place].number == number
+            (gradient_BTD.data_ptr(), of_reader[-1].weights + row, of_reader[-1].products, reader)
+            for reader, of_reader, gradient_BTD in reversed(self.entries)
+            if len(of_reader) > place and of_reader[place].number == number
         ]
-        return numpy.array(links, numpy.intp).reshape(-1, 4)
+        return numpy.array(links, numpy.intp) if links else numpy.empty((0, 4), numpy.intp)
 
 
 class _Step(NamedTuple):
@@ -107,14 +104,15 @@ class _WriteAndRead(torch.autograd.Function):
         *before: Tensor,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        keys_RD, width, last = step.ledger.keys_RD, output_BTD.shape[-1], step.sources[-1]
+        ledger, reader, epsilon, sources = step
         value_BTD = output_BTD.view_as(output_BTD) if current_BTD is None else torch.empty_like(output_BTD)
         mixed_BTD = torch.empty_like(output_BTD)
-        rows = [(value.data_ptr(), s.scale) for value, s in zip((*before, value_BTD), step.sources, strict=True)]
-        write_and_read(
-            numpy.array(rows, numpy.intp), 0 if current_BTD is None else current_BTD.data_ptr(), output_BTD.data_ptr(),
-            keys_RD.data_ptr() + FLOAT_BYTES * step.reader * width, step.epsilon, last.table.shape[1], width,
-            mixed_BTD.data_ptr(), last.row(0),
+        rows = [(value.data_ptr(), s.scale) for value, s in zip((*before, value_BTD), sources, strict=True)]
+        share_out(
+            write_and_read, ledger.num_parts, ledger.part, numpy.array(rows, numpy.intp),
+            0 if current_BTD is None else current_BTD.data_ptr(), output_BTD.data_ptr(),
+            ledger.keys_RD.data_ptr() + FLOAT_BYTES * reader * ledger.width, epsilon, ledger.num_tokens, ledger.width,
+            mixed_BTD.data_ptr(), sources[-1].weights,
         )  # fmt: skip
         ctx.save_for_backward(value_BTD, mixed_BTD)
         ctx.step, ctx.is_sum = step, current_BTD is not None
@@ -125,21 +123,22 @@ class _WriteAndRead(torch.autograd.Function):
     def backward(ctx: Any, of_mixed_BTD: Tensor | None, given_BTD: Tensor | None) -> tuple[Tensor | None, ...]:
         value_BTD, mixed_BTD = ctx.saved_tensors
         ledger, reader, _, sources = ctx.step
-        num_tokens, width = sources[-1].table.shape[1], value_BTD.shape[-1]
         ledger.open()
         if of_mixed_BTD is not None:
-            products_N = value_BTD.new_empty(num_tokens)
-            ledger.entries.append(_Entry(reader, sources, of_mixed_BTD.contiguous(), products_N))
+            ledger.entries.append(_Entry(reader, sources, of_mixed_BTD.contiguous()))
         given_BTD = None if given_BTD is None else given_BTD.contiguous()
-        of_value_BTD = torch.empty_like(value_BTD)
-        collect(
-            ledger.links(sources), 0 if of_mixed_BTD is None else mixed_BTD.data_ptr(), value_BTD.data_ptr(),
-            sources[-1].scale, ledger.keys_RD.data_ptr(), 0 if given_BTD is None else given_BTD.data_ptr(), num_tokens,
-            width, of_value_BTD.data_ptr(), ledger.of_keys_RD.data_ptr(),
+        links_R4, of_value_BTD = ledger.links(sources), torch.empty_like(value_BTD)
+        of_keys_PRD = numpy.empty((ledger.num_parts, len(links_R4), ledger.width), numpy.float32)
+        share_out(
+            collect, ledger.num_parts, ledger.part, links_R4, 0 if of_mixed_BTD is None else mixed_BTD.data_ptr(),
+            value_BTD.data_ptr(), sources[-1].scale, ledger.keys_RD.data_ptr(),
+            0 if given_BTD is None else given_BTD.data_ptr(), ledger.num_tokens, ledger.width, of_value_BTD.data_ptr(),
+            of_keys_PRD,
         )  # fmt: skip
+        add_up(of_keys_PRD, links_R4, ledger.of_keys_RD)
         of_keys_RD = None
         if reader == 0:  # nothing runs after it: gradients need not live as long as the graph
-            of_keys_RD, ledger.entries = ledger.of_keys_RD, []
+            of_keys_RD, ledger.entries = torch.from_numpy(ledger.of_keys_RD), []
         return None, of_keys_RD, of_value_BTD, of_value_BTD if ctx.is_sum else None, *(None,) * (len(sources) - 1)
 
 
@@ -175,15 +174,18 @@ def _written(
     current_BTD: Tensor | None = None,
     keys_RD: Tensor | None = None,
 ) -> NumbaSources:
-    output_BTD = output_BTD.contiguous()
-    table = torch.empty(len(sources) + 2, output_BTD.numel() // output_BTD.shape[-1])
-    step = _Step(ledger, reader, numpy.float32(readers.epsilon), (*sources, _Source(next(ledger.numbers), table)))
+    row, num_rows = FLOAT_BYTES * ledger.num_tokens, len(sources) + 3
+    table = torch.empty(num_rows * ledger.num_tokens)
+    first, end = table.data_ptr(), table.data_ptr() + num_rows * row
+    source = _Source(next(ledger.numbers), table, first, end - 2 * row, end - row)
+    step = _Step(ledger, reader, numpy.float32(readers.epsilon), (*sources, source))
     apply: Callable[..., tuple[Tensor, Tensor]] = _WriteAndRead.apply
-    mixed_BTD, value_BTD = apply(step, keys_RD, output_BTD, current_BTD, *before)
+    mixed_BTD, value_BTD = apply(step, keys_RD, output_BTD.contiguous(), current_BTD, *before)
     return NumbaSources(readers, before, value_BTD, step, mixed_BTD)
 
 
 def start_numba(readers: Readers, embedding_BTD: Tensor) -> NumbaSources:
     """`attnres.start` for float32 on a CPU."""
     keys_RD = (torch.stack(tuple(readers.queries)) * torch.stack(tuple(readers.key_weights))).float()
-    return _written(readers, _Ledger(keys_RD), 0, (), embedding_BTD, (), keys_RD=keys_RD)
+    ledger = _Ledger(keys_RD, embedding_BTD.shape[:-1].numel())
+    return _written(readers, ledger, 0, (), embedding_BTD, (), keys_RD=keys_RD)

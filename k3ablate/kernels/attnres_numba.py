@@ -11,8 +11,10 @@ source needs of a reader only g, p and the number g . y. Over the readers of a s
 gradient is dv = sum p g + u - (r^2 / D) (u . v) v; over the sources of a reader and tokens, dk = sum r de v.
 
 Tensors come as addresses, any number of them in one compiled kernel; making arrays of them took as long as a small
-read. One thread: sums over tokens then do not depend on the machine. Shapes: as in `attnres.py`, and L = 16 tokens of a
-tile.
+read. Tokens are shared out over threads in parts whose number depends on shapes only; sums over the tokens of a part,
+in a key's gradient, are added up afterwards, so that the number of threads changes no bit.
+
+Shapes: as in `attnres.py`, and L = 16 tokens of a tile, P parts.
 """
 
 from typing import Any
@@ -30,6 +32,8 @@ from k3ablate.kernels.vector import LANES, add, fma, load, load_first, splat, st
 PAIR = 2 * LANES  # numbers that a loop over channels takes at a time
 TOKENS_AHEAD = 4
 TOKENS_SUMMED = 128  # one after the other in a key's gradient: float32 sums of thousands lose digits
+NUMBERS_OF_PART = 2**16  # of each tensor, at least: fewer are not worth a thread
+MOST_PARTS = 32
 
 # Reordered sums become vector code; NaN and infinity keep their meaning, so that a diverged run is seen as one.
 compiled = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
@@ -69,12 +73,19 @@ _pointer: Any = intrinsic(_typed_pointer)
 _prefetch: Any = intrinsic(_line_ahead)
 
 
+def parts_of(num_tokens: int, width: int) -> tuple[int, int]:
+    """How many parts the tokens make, and how many tokens a part has: whole tiles, fewer in the last."""
+    wanted = max(1, min(num_tokens * width // NUMBERS_OF_PART, MOST_PARTS))
+    tokens = max(1, -(-num_tokens // (wanted * LANES))) * LANES
+    return -(-num_tokens // tokens), tokens
+
+
 @compiled
 def write_and_read(
-    sources_S2: Any, current: int, output: int, key: int, epsilon: Any, num_tokens: int, width: int, mixed: int,
-    weights: int,
+    first: int, last: int, part: int, sources_S2: Any, current: int, output: int, key: int, epsilon: Any,
+    num_tokens: int, width: int, mixed: int, weights: int,
 ) -> None:  # fmt: skip
-    """Finish the last source, then mix all of them for one reader.
+    """For parts from `first` up to `last`, finish the last source, then mix all of them for one reader.
 
     A row of `sources` has the addresses of a value, ND, and its scale 1 / rms, N; the last scale is a result, and the
     last value is too, current + output, unless `current` is 0. `mixed` ND and `weights` SN are results.
@@ -82,7 +93,7 @@ def write_and_read(
     num_sources = sources_S2.shape[0]
     value, scale = sources_S2[num_sources - 1, 0], sources_S2[num_sources - 1, 1]
     weights_SL = numpy.zeros((num_sources, LANES), numpy.float32)
-    for start in range(0, num_tokens, LANES):
+    for start in range(first * part, min(last * part, num_tokens), LANES):
         stop = min(start + LANES, num_tokens)
         if current:
             _add(current, output, start * width, stop * width, value)
@@ -126,10 +137,10 @@ def _mix(sources_S2: Any, weights_SL: Any, lane: int, row: int, width: int, mixe
 
 @compiled
 def collect(
-    links_R4: Any, mixed: int, value: int, scale: int, keys: int, given: int, num_tokens: int, width: int,
-    of_value: int, of_keys: int,
+    first: int, last: int, part: int, links_R4: Any, mixed: int, value: int, scale: int, keys: int, given: int,
+    num_tokens: int, width: int, of_value: int, of_keys_PRD: Any,
 ) -> None:  # fmt: skip
-    """Fill the gradient of a source, ND, and add to those of its readers' keys.
+    """For parts from `first` up to `last`, the gradient of a source, ND, and what that adds to those of readers' keys.
 
     A row of `links` has the addresses of g of a reader, ND, of its weights for this source and of its products g . y,
     N each, and the reader's number, by which its key is found. `mixed` is y of the first reader, whose products are
@@ -138,23 +149,33 @@ def collect(
     num_readers = links_R4.shape[0]
     weights_R, of_products_R = numpy.empty((2, num_readers), numpy.float32)
     sums_RD = numpy.empty((num_readers, width), numpy.float32)
-    for start in range(0, num_tokens, TOKENS_SUMMED):
-        sums_RD[:] = _ZERO
-        for n in range(start, min(start + TOKENS_SUMMED, num_tokens)):
-            row, scale_n = n * width, _at(scale)[n]
-            if mixed:
-                _at(links_R4[0, 2])[n] = _dot(mixed, row, links_R4[0, 0], row, width)
-            for r in range(num_readers):
-                product = _dot(links_R4[r, 0], row, value, row, width) - _at(links_R4[r, 2])[n]
-                weights_R[r] = _at(links_R4[r, 1])[n]
-                of_products_R[r] = scale_n * weights_R[r] * product
-            along_keys = _spread(
-                links_R4, weights_R, of_products_R, row, width, value, keys, given, of_value, sums_RD.ctypes.data
-            )
-            factor = -scale_n * scale_n / numpy.float32(width) * along_keys
-            _add_row(factor, value, row, of_value, row, width)
-        for r in range(num_readers):
-            _add_row(_ONE, sums_RD.ctypes.data, r * width, of_keys, links_R4[r, 3] * width, width)
+    for p in range(first, last):
+        of_keys_PRD[p] = _ZERO
+        stop = min((p + 1) * part, num_tokens)
+        for start in range(p * part, stop, TOKENS_SUMMED):
+            sums_RD[:] = _ZERO
+            for n in range(start, min(start + TOKENS_SUMMED, stop)):
+                row, scale_n = n * width, _at(scale)[n]
+                if mixed:
+                    _at(links_R4[0, 2])[n] = _dot(mixed, row, links_R4[0, 0], row, width)
+                for r in range(num_readers):
+                    product = _dot(links_R4[r, 0], row, value, row, width) - _at(links_R4[r, 2])[n]
+                    weights_R[r] = _at(links_R4[r, 1])[n]
+                    of_products_R[r] = scale_n * weights_R[r] * product
+                along_keys = _spread(
+                    links_R4, weights_R, of_products_R, row, width, value, keys, given, of_value, sums_RD.ctypes.data
+                )
+                factor = -scale_n * scale_n / numpy.float32(width) * along_keys
+                _add_row(factor, value, of_value, row, width)
+            of_keys_PRD[p] += sums_RD
+
+
+@compiled
+def add_up(of_own_keys_PRD: Any, links_R4: Any, of_keys_RD: Any) -> None:
+    """Add what `collect` found, part by part, to the gradients of all keys."""
+    for p in range(of_own_keys_PRD.shape[0]):
+        for r in range(links_R4.shape[0]):
+            of_keys_RD[links_R4[r, 3]] += of_own_keys_PRD[p, r]
 
 
 @inlined
@@ -178,11 +199,11 @@ def _spread(
 
 
 @compiled
-def _add_row(factor: Any, a: int, a_start: int, result: int, start: int, width: int) -> None:
-    """To one row another one, times a factor."""
-    for d in range(0, width, PAIR):
-        count, sums = width - d, _load(result, start + d, width - d)
-        _store(result, start + d, count, _add_scaled(factor, _load(a, a_start + d, count), sums))
+def _add_row(factor: Any, a: int, result: int, row: int, width: int) -> None:
+    """result += factor * a, of one token."""
+    for d in range(row, row + width, PAIR):
+        count = row + width - d
+        _store(result, d, count, _add_scaled(factor, _load(a, d, count), _load(result, d, count)))
 
 
 @compiled

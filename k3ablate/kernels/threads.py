@@ -9,14 +9,18 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def share_out(kernel: Callable[..., None], num_items: int, *tensors: Tensor) -> None:
-    """Call `kernel(first, last, *arrays)` on parts of the items, one part for each of torch's threads."""
-    arrays = [tensor.detach().numpy() for tensor in tensors]
+def share_out(kernel: Callable[..., None], num_items: int, *arguments: Any) -> None:
+    """Call `kernel(first, last, *arguments)` on parts of the items, one for each of torch's threads.
+
+    Tensors arrive as arrays, other arguments as they are.
+    """
+    arrays = [given.detach().numpy() if isinstance(given, Tensor) else given for given in arguments]
     num_threads = max(1, min(torch.get_num_threads(), num_items))
     ends = [num_items * part // num_threads for part in range(num_threads + 1)]
     if num_threads == 1:

@@ -160,7 +160,7 @@ class AttnResStream(ResidualStream):
     def __init__(self, config: AttnResConfig, width: int, num_layers: int) -> None:
         super().__init__()
         self.config = config
-        self.num_layers = num_layers
+        self.starts = [config.block_starts(site, num_layers) for site in range(2 * num_layers)]
         self.reads = nn.ModuleList(Read(reader, width, config.norm_epsilon) for reader in range(2 * num_layers + 1))
 
     def start(self, embedding_BTD: Tensor) -> Sources:
@@ -177,8 +177,7 @@ class AttnResStream(ResidualStream):
     def write(self, state: Sources, site: int, output_BTD: Tensor) -> Sources:
         """Add to the current block, or finish it and start another with this output."""
         output_BTD = output_BTD.to(state.current.dtype)
-        starts = self.config.block_starts(site, self.num_layers)
-        return state.started(output_BTD) if starts else state.added(output_BTD)
+        return state.started(output_BTD) if self.starts[site] else state.added(output_BTD)
 
     def finish(self, state: Sources) -> Tensor:
         """The output's own read."""

@@ -10,6 +10,8 @@ from torch import Generator, Tensor
 
 from k3ablate.kernels import attnres
 from k3ablate.kernels.attnres_autograd import start_numba
+from k3ablate.kernels.attnres_numba import parts_of
+from k3ablate.kernels.vector import LANES
 
 EPSILON = 1e-5
 # batch, positions, width, sources: one of everything, odd numbers, more sources than a block form has
@@ -282,9 +284,34 @@ def test_the_same_bits_every_time() -> None:
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
-def test_many_tokens_lose_no_precision_in_gradients_of_keys() -> None:
-    ours, plain = both("ss", (4, 4096), 8)
-    assert_same(ours.gradients(ours.loss()), plain.gradients(plain.loss()))
+@pytest.mark.parametrize(("tokens", "width"), [((4, 4096), 8), ((3, 700), 130)])
+def test_many_tokens_make_parts_and_lose_no_precision(tokens: tuple[int, ...], width: int) -> None:
+    assert parts_of(tokens[0] * tokens[1], width)[0] > 1
+    ours, plain = both("sas", tokens, width)
+    assert_same([*ours.mixed(), *ours.gradients(ours.loss())], [*plain.mixed(), *plain.gradients(plain.loss())])
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 16, 17, 1023, 1024, 5000, 2**20])
+@pytest.mark.parametrize("width", [1, 17, 128, 7168])
+def test_parts_have_all_tokens_and_are_worth_a_thread(num_tokens: int, width: int) -> None:
+    num_parts, part = parts_of(num_tokens, width)
+    assert part % LANES == 0
+    assert (num_parts - 1) * part < max(num_tokens, 1) <= max(num_parts, 1) * part
+    assert num_parts <= 32
+    assert num_parts <= 1 or part * width > 2**15
+
+
+def test_the_same_bits_with_any_number_of_threads() -> None:
+    passes = Passes(start_numba, BLOCKS, (3, 700), 130)
+    results = []
+    try:
+        for num_threads in (1, 2, 3):
+            torch.set_num_threads(num_threads)
+            results.append([*passes.mixed(), *passes.gradients(passes.loss())])
+    finally:
+        torch.set_num_threads(1)
+    for other in results[1:]:
+        assert all(torch.equal(one, same) for one, same in zip(results[0], other, strict=True))
 
 
 @pytest.fixture
