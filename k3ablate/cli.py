@@ -399,17 +399,18 @@ def _logs(names: tuple[str, ...]) -> "dict[str, list[DataFrame]]":
     from k3ablate import run_logs
     from k3ablate.config import InputError
 
-    found: dict[str, list[DataFrame]] = {}
+    found: dict[str, list[run_logs.NamedRun]] = {}
     for name in names:
         if name in found:
             raise InputError(f"compare: {name} stands there twice; name each run once")
-        frames = run_logs.read_group(name, _root())
-        if frames is None:
+        runs = run_logs.find_group(name, _root())
+        if runs is None:
             from k3ablate import verbs
 
-            frames = [run_logs.read_folder(folder) for folder in verbs.cell(name, _root())]
-        found[name] = frames
-    return found
+            runs = [run_logs.NamedRun(name, folder) for folder in verbs.cell(name, _root())]
+        found[name] = runs
+    run_logs.refuse_repeats(found)
+    return {name: [run.read() for run in runs] for name, runs in found.items()}
 
 
 def _run(experiment: str, workers: int | None) -> "Ran":

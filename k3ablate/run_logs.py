@@ -1,12 +1,15 @@
 """Which runs does a name mean, and what did they log?
 
 A name is a digest or the first letters of one, the folder of a run, a .csv of anybody's, or several of these with
-commas between them, which are the seeds of one group. What a run's folder says beside its log (seed, corpus, budget,
-how it ended) becomes columns, so that `comparing` sees frames only. Nothing here reaches a training library; the runs
-of an experiment's arm, which only its plan knows, are found in `verbs`.
+commas between them, which are the seeds of one group. Names become places first, because one run has several names.
+What a run's folder says beside its log (seed, corpus, budget, how it ended) becomes columns, so that `comparing` sees
+frames only. Nothing here reaches a training library; the runs of an experiment's arm, which only its plan knows, are
+found in `verbs`.
 """
 
 import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -52,26 +55,50 @@ class LoggedEnd(Facts):
 FactsType = TypeVar("FactsType", bound=Facts)
 
 
-def read_group(name: str, root: Path) -> list[pandas.DataFrame] | None:
-    """What the runs of `name` logged, a frame each; None where it may be EXPERIMENT/ARM/SIZE, by its strokes.
+@dataclass(frozen=True)
+class NamedRun:
+    """One run: as it was called, and the folder or file where its log lies."""
 
-    InputError where it names nothing, where a digest is not unique, or where a run has logged nothing.
+    name: str
+    place: Path
+
+    def read(self) -> pandas.DataFrame:
+        """What it logged; InputError where that is nothing."""
+        return read_table(self.place) if self.place.suffix == ".csv" else read_folder(self.place)
+
+
+def find_group(name: str, root: Path) -> list[NamedRun] | None:
+    """The runs of `name`; None where it may be EXPERIMENT/ARM/SIZE, by its strokes.
+
+    InputError where it names nothing, where a digest is not unique, or where a folder is no run's.
     """
-    found = _read(name, root)
+    found = _find(name, root)
     if found is not None:
-        return [found]
+        return [NamedRun(name, found)]
     if "," not in name and name.count("/") > 1:
         return None
-    frames = []
+    runs = []
     for part in map(str.strip, name.split(",")):
-        frame = _read(part, root)
-        if frame is None:
+        place = _find(part, root)
+        if place is None:
             raise InputError(
                 f"{part}: no run below {root} begins so, and no folder or file is called so; write a digest that "
                 "`k3ablate plan EXPERIMENT` shows, a run's folder, a .csv, or EXPERIMENT/ARM/SIZE"
             )
-        frames.append(frame)
-    return frames
+        runs.append(NamedRun(part, place))
+    return runs
+
+
+def refuse_repeats(groups: Mapping[str, Sequence[NamedRun]]) -> None:
+    """InputError where one run stands there twice, in a group or in two, whatever it is called."""
+    first: dict[Path, str] = {}
+    for run in (run for runs in groups.values() for run in runs):
+        place = run.place.resolve()
+        if place in first:
+            other = first[place]
+            also = "" if other == run.name else f" (also as {other})"
+            raise InputError(f"compare: {run.name} stands there twice{also}; name each run once")
+        first[place] = run.name
 
 
 def read_folder(folder: Path) -> pandas.DataFrame:
@@ -84,16 +111,21 @@ def read_folder(folder: Path) -> pandas.DataFrame:
     return pandas.DataFrame([line | facts for line in numbers])
 
 
-def _read(name: str, root: Path) -> pandas.DataFrame | None:
+def _find(name: str, root: Path) -> Path | None:
+    """The folder or the .csv that is called so, or the run whose digest begins so; None where there is none."""
     path = Path(name)
     if path.suffix == ".csv" and ("," not in name or path.is_file()):  # with commas it may be a list of files
-        return read_table(path)
+        return path
     if (path / METRICS_FILE).is_file():
-        return read_folder(path)
+        return path
     if path.is_dir() and (path / SPEC_FILE).is_file():
         raise InputError(f"{name}: this run has logged nothing yet; wait for its first steps")
     folder = _by_digest(name, root)
-    return None if folder is None else read_folder(folder)
+    if folder is None and path.is_dir():
+        raise InputError(f"{name}: no folder of a run ({METRICS_FILE} is not in it); name a folder that {root} holds")
+    if folder is None and path.is_file():
+        raise InputError(f"{name}: a file that is no log; name a .csv with a row per logged step, or a run's folder")
+    return folder
 
 
 def _by_digest(name: str, root: Path) -> Path | None:

@@ -177,3 +177,34 @@ def test_twenty_steps_are_too_early(
     captured = capsys.readouterr()
     assert "a.csv seed 0: too early to rank: 16 optimizer steps" in captured.err
     assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    ("named", "message"),
+    [
+        (["a.csv,a.csv", "b.csv"], "compare: a.csv stands there twice; name each run once"),
+        (["a.csv", "./a.csv"], "compare: ./a.csv stands there twice (also as a.csv); name each run once"),
+    ],
+)
+def test_one_run_spelt_twice_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], named: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, factor in (("a", 1.0), ("b", 1.25)):
+        log(factor).to_csv(f"{name}.csv", index=False)
+    from k3ablate.cli import main
+
+    with pytest.raises(SystemExit) as stopped:
+        main(["compare", *named])
+    assert (stopped.value.code, *capsys.readouterr()) == (2, "", f"{message}\n")
+
+
+@pytest.mark.parametrize(
+    ("steps", "num_steps"),
+    [(range(1000), 1000), (range(1, 1001), 1000), (range(10, 1001, 10), 1000), (range(9, 1000, 10), 1000)],
+)
+def test_steps_are_counted_from_where_the_log_counts(steps: range, num_steps: int) -> None:
+    first = 0 if steps[0] in (1, 10) else 1  # a log that counts from 1 has a batch of tokens at step 1
+    found = log(num_steps=5 * len(steps)).assign(step=list(steps), tokens=[(step + first) * 1024 for step in steps])
+    compared = compare({"a": found, "b": found.assign(loss=found["loss"] * 0.99)})
+    assert [one.num_steps for one in compared.runs] == [num_steps, num_steps]

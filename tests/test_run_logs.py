@@ -7,7 +7,7 @@ import pandas
 import pytest
 
 from k3ablate.config import InputError
-from k3ablate.run_logs import read_folder, read_group
+from k3ablate.run_logs import find_group, read_folder, refuse_repeats
 
 
 @pytest.fixture
@@ -63,8 +63,9 @@ def test_a_line_that_is_being_written_is_not_there_yet(root: Path) -> None:
 
 def test_names_are_digests_their_beginnings_folders_files_and_lists_of_them(root: Path) -> None:
     def seeds(name: str) -> list[object]:
-        frames = read_group(name, root)
-        assert frames is not None
+        runs = find_group(name, root)
+        assert runs is not None
+        frames = [run.read() for run in runs]
         return [frame["seed"].iloc[0] if "seed" in frame else None for frame in frames]
 
     assert seeds("abcd000000000000") == seeds("abcd") == seeds(str(root / "abcd000000000000")) == [0]
@@ -81,11 +82,13 @@ def test_names_are_digests_their_beginnings_folders_files_and_lists_of_them(root
         ("nowhere/abcd", "no folder or file is called so"),
         ("ffff", "this run has logged nothing yet"),
         ("theirs.csv", "theirs.csv: no such table"),
+        ("{root}", r"no folder of a run \(metrics.jsonl is not in it\); name a folder that .*runs holds"),
+        ("{root}/abcd000000000000/metrics.jsonl", "a file that is no log; name a .csv .*, or a run's folder"),
     ],
 )
 def test_names_that_mean_nothing_are_refused(root: Path, name: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        read_group(name, root)
+        [run.read() for run in find_group(name.format(root=root), root) or []]
 
 
 def test_a_beginning_of_several_digests_is_refused_with_them(root: Path) -> None:
@@ -94,12 +97,12 @@ def test_a_beginning_of_several_digests_is_refused_with_them(root: Path) -> None
     with pytest.raises(
         InputError, match=r"abcd: 2 runs below .* begin so .abcd000000000000, abcd000000000001.; write more"
     ):
-        read_group("abcd", root)
+        find_group("abcd", root)
 
 
 def test_strokes_may_mean_the_cell_of_an_experiment(root: Path) -> None:
-    assert read_group("demo/a/a/m", root) is None
-    assert read_group("demo/k2/m", root) is None
+    assert find_group("demo/a/a/m", root) is None
+    assert find_group("demo/k2/m", root) is None
 
 
 def test_a_damaged_specification_is_named(root: Path) -> None:
@@ -111,6 +114,29 @@ def test_a_damaged_specification_is_named(root: Path) -> None:
 def test_files_with_commas_between_them_are_seeds_of_one_group(tmp_path: Path) -> None:
     for name, loss in (("a.csv", 3.0), ("b.csv", 2.5)):
         (tmp_path / name).write_text(f"step,tokens,loss\n0,10,{loss}\n")
-    frames = read_group(f"{tmp_path / 'a.csv'},{tmp_path / 'b.csv'}", tmp_path)
-    assert frames is not None
-    assert [frame["loss"].tolist() for frame in frames] == [[3.0], [2.5]]
+    runs = find_group(f"{tmp_path / 'a.csv'},{tmp_path / 'b.csv'}", tmp_path)
+    assert runs is not None
+    assert [run.read()["loss"].tolist() for run in runs] == [[3.0], [2.5]]
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (["{csv},{csv}", "abcd"], r"compare: \S*theirs.csv stands there twice; name each run once"),
+        (["abcd", "abcd000000000000"], r"compare: abcd000000000000 stands there twice \(also as abcd\)"),
+        (
+            ["abcd,abce", "{root}/abce000000000000"],
+            r"/abce000000000000 stands there twice \(also as abce\)",
+        ),
+        (["{csv}", "{root}/../theirs.csv"], r"stands there twice \(also as \S*theirs.csv\)"),
+    ],
+)
+def test_one_run_by_two_names_is_refused(root: Path, groups: list[str], message: str) -> None:
+    names = [name.format(csv=root.parent / "theirs.csv", root=root) for name in groups]
+    found = {name: find_group(name, root) or [] for name in names}
+    with pytest.raises(InputError, match=message):
+        refuse_repeats(found)
+
+
+def test_different_runs_are_no_repeats(root: Path) -> None:
+    refuse_repeats({name: find_group(name, root) or [] for name in ("abcd", "abce", str(root.parent / "theirs.csv"))})

@@ -86,7 +86,7 @@ def read_run(name: str, frame: pandas.DataFrame, columns: LogColumns, window: fl
         curve=TrainingCurve(
             _constant(frame, columns.seed), smooth(spent["tokens"], logged_N, window), spent, start, rate_N
         ),
-        num_steps=int(step_N[-1]) + 1,
+        num_steps=int(step_N[-1]) + (0 if has_steps and _counts_from_one(step_N, spent["tokens"]) else 1),
         num_steps_after_warm_up=int(step_N[-1] - step_N[start]) + (start == 0),
         counts_rows=not has_steps,
         budget=float(str(_constant(frame, columns.budget) or spent["tokens"][-1])),
@@ -102,6 +102,14 @@ def _logged_last(step_N: Array) -> Array:
     """Rows whose step was not taken again: a resumed run goes back behind what it had logged."""
     later_N = np.append(np.minimum.accumulate(step_N[::-1])[::-1][1:], np.inf)
     return np.asarray(step_N < later_N)
+
+
+def _counts_from_one(step_N: Array, tokens_N: Array) -> bool:
+    """Whether step n is the n-th: its tokens are then those of n batches, else of n + 1."""
+    if len(step_N) == 1:
+        return False
+    batch = (tokens_N[1] - tokens_N[0]) / (step_N[1] - step_N[0])
+    return bool(abs(tokens_N[0] / batch - step_N[0]) < 0.5)
 
 
 def _losses(name: str, rows: pandas.DataFrame, column: str) -> Array:
