@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 3
 DEMO = "demo"
+RESUMABLE = ("run", DEMO)  # what else is interrupted starts afresh
 
 app = App(
     name="k3ablate",
@@ -357,7 +358,9 @@ def main(arguments: list[str] | None = None) -> None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # `kill` and `timeout` stop as Ctrl-C does
         code = _exit_code(arguments)
     except KeyboardInterrupt:
-        _say("interrupted; the same command goes on from here")
+        command = (sys.argv[1:] if arguments is None else arguments)[:1]
+        goes_on = bool(command) and command[0] in RESUMABLE
+        _say(f"interrupted; the same command {'goes on from here' if goes_on else 'starts afresh'}")
         code = INTERRUPTED
     sys.exit(code)
 
@@ -385,9 +388,15 @@ def _exit_code(arguments: list[str] | None) -> int:
 def _table(name: str) -> "tuple[DataFrame, str | None, str | None]":
     """Runs in a file, or of an experiment with its FLOPs convention and its baseline, collected afresh."""
     from k3ablate import records
+    from k3ablate.config import InputError
+    from k3ablate.recipes import EXPERIMENT_SUFFIXES
+    from k3ablate.table_files import TABLE_SUFFIXES
 
-    if Path(name).suffix in records.TABLE_SUFFIXES:
-        return records.read_table(Path(name)), None, None
+    path = Path(name)
+    if path.suffix in TABLE_SUFFIXES or (path.is_file() and path.suffix not in (*EXPERIMENT_SUFFIXES, "")):
+        return records.read_table(path), None, None
+    if path.is_dir() and "/" in name:
+        raise InputError(f"{name}: is a folder; name a table of runs, a .csv or .parquet file, or an experiment")
     from k3ablate import publishing
 
     frame, baseline = publishing.runs(name, _root())

@@ -8,8 +8,11 @@ know what is inside.
 from pathlib import Path
 
 from k3ablate.config import InputError, Tree, read_yaml
+from k3ablate.table_files import TABLE_SUFFIXES
 
 CHECKOUT = Path(__file__).resolve().parent.parent
+EXPERIMENTS = Path("experiments")
+EXPERIMENT_SUFFIXES = (".yaml", ".yml")
 
 
 def recipe(kind: str, name: str) -> Tree:
@@ -23,11 +26,20 @@ def recipe_path(kind: str, name: str) -> Path:
 
 
 def experiment_path(name_or_path: str) -> Path:
-    """The file of an experiment given by path or by bare name."""
+    """The file of an experiment given by path or by bare name; InputError where there can be none."""
     path = Path(name_or_path)
-    if path.suffix in {".yaml", ".yml"} or len(path.parts) > 1:
-        return path
-    return _find(Path("experiments"), name_or_path, what="experiment")
+    if path.suffix in TABLE_SUFFIXES:
+        raise InputError(
+            f"{path}: is a table of runs, and an experiment is needed: a YAML file, or one of {_known(EXPERIMENTS)}; "
+            "`fit` and `split` take tables, and so does `power EXPERIMENT --pilot`"
+        )
+    if path.suffix not in EXPERIMENT_SUFFIXES and len(path.parts) == 1:
+        return _find(EXPERIMENTS, name_or_path, what="experiment")
+    if not path.exists() and not any(path.parent.glob("*.yaml")):
+        raise InputError(
+            f"{path}: no such file; name an experiment by its YAML file, or one of {_known(EXPERIMENTS)} by its name"
+        )
+    return path
 
 
 def published_path(model: str) -> Path | None:
@@ -39,8 +51,13 @@ def _find(folder: Path, name: str, what: str) -> Path:
     path = _first(folder, name)
     if path is not None:
         return path
-    known = sorted({path.stem for place in _places(folder) for path in place.glob("*.yaml")})
-    raise InputError(f"{folder}/{name}.yaml: no such {what}; write one of {', '.join(known) or '(none found)'}")
+    raise InputError(f"{folder}/{name}.yaml: no such {what}; write one of {_known(folder)}")
+
+
+def _known(folder: Path) -> str:
+    """The names in a folder of recipes or experiments."""
+    names = sorted({path.stem for place in _places(folder) for path in place.glob("*.yaml")})
+    return ", ".join(names) or "(none found)"
 
 
 def _first(folder: Path, name: str) -> Path | None:

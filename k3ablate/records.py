@@ -44,7 +44,6 @@ RECORD_FILE = "record.json"
 METRICS_FILE = "metrics.jsonl"
 ROUTING_FILE = "routing.json"
 CHECKPOINTS_FOLDER = "checkpoints"
-TABLE_SUFFIXES = (".csv", ".parquet")
 RUNS_TABLE = "runs.csv"  # among the results of an experiment
 SETTLED = frozenset({Status.FINISHED, Status.DIVERGED})  # never trained again
 
@@ -159,7 +158,7 @@ def write_table(frame: pandas.DataFrame, stem: Path) -> tuple[Path, Path]:
 
 def read_table(path: Path) -> pandas.DataFrame:
     """The table in a .csv or .parquet file; InputError for a file that is none (see `table_files`)."""
-    if path.suffix not in TABLE_SUFFIXES:
+    if path.suffix not in table_files.TABLE_SUFFIXES:
         raise InputError(f"{path}: a table is a .csv or a .parquet file")
     if not path.exists():
         raise InputError(

@@ -14,6 +14,7 @@ import pandas
 
 from k3ablate.config import InputError
 
+TABLE_SUFFIXES = (".csv", ".parquet")
 PARQUET_MAGIC = b"PAR1"
 UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 OTHER_SEPARATORS = (";", "\t")

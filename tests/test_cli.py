@@ -178,6 +178,40 @@ def test_an_unknown_experiment_is_refused_with_the_known_ones(k3ablate: Callable
     assert_refused(k3ablate("plan", "nonesuch"), "experiments/nonesuch.yaml: no such experiment", "demo")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["power", "a.csv"],
+            "a.csv: is a table of runs, and an experiment is needed: a YAML file, or one of attnres, ",
+        ),
+        (["report", "a.parquet"], "a.parquet: is a table of runs, and an experiment is needed: "),
+        (
+            ["power", "empty/none.yaml"],
+            "empty/none.yaml: no such file; name an experiment by its YAML file, or one of ",
+        ),
+        (["power", "nowhere/none"], "nowhere/none: no such file; name an experiment by its YAML file, or one of "),
+        (["fit", "empty/none.yaml"], "empty/none.yaml: no such file; name an experiment by its YAML file, or one of "),
+        (["fit", "./empty"], "./empty: is a folder; name a table of runs, a .csv or .parquet file, or an experiment"),
+        (["split", "/"], "/: is a folder; name a table of runs"),
+        (["fit", "train.txt"], "train.txt: a table is a .csv or a .parquet file"),
+        (["compare", "tiny.yaml", "./empty"], "tiny.yaml: a file that is no log; name a .csv"),
+        (
+            ["compare", "./empty", "tiny.yaml"],
+            "./empty: no folder of a run (metrics.jsonl is not in it); name a folder",
+        ),
+    ],
+)
+def test_a_name_of_another_kind_is_told_what_was_expected(
+    k3ablate: Callable[..., Result], place: Path, arguments: list[str], message: str
+) -> None:
+    (place / "empty").mkdir()
+    result = k3ablate(*arguments)
+    assert_refused(result)
+    assert result.err.startswith(message)
+    assert len(result.err.splitlines()) == 1
+
+
 def test_a_corpus_too_small_is_refused_before_the_first_run(k3ablate: Callable[..., Result], edit, place: Path) -> None:
     edit({"tokens: 256": "tokens: 1000000"})
     result = k3ablate("run", "tiny.yaml")
@@ -300,7 +334,21 @@ def test_an_interrupt_while_libraries_load_says_so(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "_exit_code", interrupt)
-    assert k3ablate("plan", "tiny.yaml") == Result(3, "", "interrupted; the same command goes on from here\n")
+    for command, told in (("run", "goes on from here"), ("demo", "goes on from here"), ("plan", "starts afresh")):
+        assert k3ablate(command, "tiny.yaml") == Result(3, "", f"interrupted; the same command {told}\n")
+
+
+@pytest.mark.parametrize("command", ["power", "report", "collect", "fit", "split"])
+def test_what_keeps_nothing_says_that_it_starts_afresh(
+    k3ablate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    def interrupt(*arguments: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("report", "collect", "runs"):
+        monkeypatch.setattr(publishing, name, interrupt)
+    monkeypatch.setattr(verbs, "power", interrupt)
+    assert k3ablate(command, "tiny.yaml") == Result(3, "", "interrupted; the same command starts afresh\n")
 
 
 def test_a_failed_grid_is_not_reported(k3ablate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
