@@ -14,14 +14,14 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
-from k3ablate.kernels.vector import add, fma, from_exponent, multiply, splat, subtract, where_less
+from k3ablate.kernels.vector import add, divide, fma, from_exponent, multiply, splat, subtract, where_less
 
 # Rounding in `exponential` is an addition and a subtraction of one large number, which reassociation would remove.
 _exact_order = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"contract"})
 
 _ONE = numpy.float32(1)
 _LOWEST, _HIGHEST = numpy.float32(-87.3), numpy.float32(88.3)
-_LOWEST_POWER = numpy.float32(-126)
+_LOWEST_POWER, _HIGHEST_POWER = numpy.float32(-126), numpy.float32(127)
 _ROUNDER = numpy.float32(1.5 * 2**23)  # adding it leaves no digits after the point
 _PER_LOG2 = numpy.float32(1 / numpy.log(2))
 # log 2 in two parts, the first short enough that n times it is exact (Cody and Waite 1980).
@@ -102,6 +102,14 @@ def powers_of_two(x: Any) -> Any:
 def sigmoid(x: Any) -> Any:
     """1 / (1 + exp(-x))."""
     return _ONE / (_ONE + exponential(-x))
+
+
+@_exact_order
+def sigmoids(x: Any) -> Any:
+    """`sigmoid` of the sixteen numbers of a vector."""
+    power = multiply(x, splat(-_PER_LOG2))
+    power = where_less(splat(_HIGHEST_POWER), power, splat(_HIGHEST_POWER), power)  # leaves NaN alone
+    return divide(splat(_ONE), add(splat(_ONE), powers_of_two(power)))
 
 
 @_exact_order

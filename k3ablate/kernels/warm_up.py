@@ -57,7 +57,8 @@ def _linear_attention() -> None:
     query, key, value, log_decay = (_zeros(1, 2, 1, WIDTH) for _ in range(4))
     output_BTHV, _ = kda(query, key, value, log_decay, _zeros(1, 2, 1))
     gated_BTHV = gated_norm(unit_length(output_BTHV), value, _zeros(WIDTH), 1e-5)
-    torch.autograd.backward(gated_BTHV.sum() + short_convolution(_zeros(1, 2, WIDTH), _zeros(WIDTH, 2)).sum())
+    convolved_BTP = short_convolution(_zeros(1, 2, WIDTH), _zeros(1, 1, WIDTH), _zeros(WIDTH, 2))
+    torch.autograd.backward(gated_BTHV.sum() + convolved_BTP.sum())
 
 
 def _residual() -> None:

@@ -6,7 +6,7 @@ specification 4.1; tensors: section 2. `BoundedSigmoid` is K3's decay, `Softplus
 
 `forward` takes whole sequences; `resume` goes on from the state of an earlier segment, down to one token at a time.
 
-Shape legend: `slots.py`, and P channels of all heads together (H x K; value heads are as wide as key heads), W
+Shape legend: `slots.py`, and P channels of all heads together (H x K; value heads are as wide as key heads), U
 positions a convolution looks back.
 """
 
@@ -144,10 +144,12 @@ class ShortConvolution(Initialised):
         bound = self.weight.shape[-1] ** -0.5
         nn.init.uniform_(self.weight, -bound, bound, generator=generator)
 
-    def forward(self, x_BTP: Tensor, before_BWP: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x_BTP: Tensor, before_BUP: Tensor) -> tuple[Tensor, Tensor]:
         """x_BTP and the inputs just before it -> y_BTP and the last inputs so far, in float32 at least."""
-        seen_BSP = torch.cat([before_BWP, at_least_float32(x_BTP)], dim=1)
-        return short_convolution(seen_BSP, self.weight[:, 0]), seen_BSP[:, x_BTP.shape[1] :]
+        x_BTP, num_before = at_least_float32(x_BTP), before_BUP.shape[1]
+        y_BTP = short_convolution(x_BTP, before_BUP, self.weight[:, 0])
+        last_BSP = torch.cat([before_BUP, x_BTP[:, max(0, x_BTP.shape[1] - num_before) :]], dim=1)
+        return y_BTP, last_BSP[:, last_BSP.shape[1] - num_before :]
 
 
 class Decay(Initialised):
@@ -184,9 +186,9 @@ class Decay(Initialised):
 class KdaState(NamedTuple):
     """All that a segment of a sequence needs of what came before it; its size does not grow with the length."""
 
-    query_BWP: Tensor  # the last inputs of each convolution
-    key_BWP: Tensor
-    value_BWP: Tensor
+    query_BUP: Tensor  # the last inputs of each convolution
+    key_BUP: Tensor
+    value_BUP: Tensor
     memory_BHKV: Tensor
 
 
@@ -216,18 +218,18 @@ class KimiDeltaAttention(Mixer):
         """The state before the first position of sequences like x_BTD: zeros."""
         config, (batch, _, _) = self.config, x_BTD.shape
         like = at_least_float32(x_BTD)
-        before_BWP = like.new_zeros(batch, config.convolution_width - 1, config.inner_width)
+        before_BUP = like.new_zeros(batch, config.convolution_width - 1, config.inner_width)
         memory_BHKV = like.new_zeros(batch, config.num_heads, config.head_width, config.head_width)
-        return KdaState(before_BWP, before_BWP, before_BWP, memory_BHKV)
+        return KdaState(before_BUP, before_BUP, before_BUP, memory_BHKV)
 
     def resume(self, x_BTD: Tensor, state: KdaState) -> tuple[Tensor, KdaState]:
         """x_BTD, which goes on where `state` was left -> y_BTD and the state after it."""
         query, key, value = self.query(x_BTD), self.key(x_BTD), self.value(x_BTD)
         decay_BTP, strength_BTH, gate_BTP = self.decay.logits(x_BTD), self.write_strength(x_BTD), self.gate(x_BTD)
         with full_precision(x_BTD):
-            query_BTP, query_BWP = self.query_convolution(query, state.query_BWP)
-            key_BTP, key_BWP = self.key_convolution(key, state.key_BWP)
-            value_BTP, value_BWP = self.value_convolution(value, state.value_BWP)
+            query_BTP, query_BUP = self.query_convolution(query, state.query_BUP)
+            key_BTP, key_BUP = self.key_convolution(key, state.key_BUP)
+            value_BTP, value_BUP = self.value_convolution(value, state.value_BUP)
             read_BTHV, memory_BHKV = kda(
                 unit_length(self._heads(query_BTP), self.config.head_width**-0.5),
                 unit_length(self._heads(key_BTP)),
@@ -239,7 +241,7 @@ class KimiDeltaAttention(Mixer):
             gate_BTHV = at_least_float32(self._heads(gate_BTP))
             gated_BTHV = gated_norm(read_BTHV, gate_BTHV, self.norm.weight, self.norm.epsilon)
         y_BTD: Tensor = self.output(gated_BTHV.flatten(2))
-        return y_BTD, KdaState(query_BWP, key_BWP, value_BWP, memory_BHKV)
+        return y_BTD, KdaState(query_BUP, key_BUP, value_BUP, memory_BHKV)
 
     def _heads(self, x_BTP: Tensor) -> Tensor:
         return x_BTP.reshape(*x_BTP.shape[:2], self.config.num_heads, self.config.head_width)

@@ -7,7 +7,7 @@ import numba
 import numpy
 import pytest
 
-from k3ablate.kernels.elementary import exponential, powers_of_two, sigmoid, tanh
+from k3ablate.kernels.elementary import exponential, powers_of_two, sigmoid, sigmoids, tanh
 from k3ablate.kernels.vector import LANES, load, store
 
 Array = numpy.ndarray[Any, Any]
@@ -77,3 +77,27 @@ def test_powers_of_two_of_whole_numbers_nan_and_minus_infinity() -> None:
     expected_X = numpy.array([1, 2, 2.0**-126, 2.0**127, numpy.nan, 0, 0, 2**0.5] * 2, numpy.float32)
     numpy.testing.assert_array_almost_equal_nulp(y_X[~numpy.isnan(x_X)], expected_X[~numpy.isnan(x_X)], nulp=1)
     assert numpy.isnan(y_X[numpy.isnan(x_X)]).all()
+
+
+@numba.njit
+def _sigmoids(x_X: Any, y_X: Any) -> None:
+    for x in range(0, x_X.shape[0], LANES):
+        store(y_X, x, sigmoids(load(x_X, x)))
+
+
+def test_sigmoids_of_vectors() -> None:
+    """Rounding x / log 2 costs exp(-x) as many units of the last place as x / log 2 has ones: x of them."""
+    x_X = numpy.linspace(-87, 87, LANES * 5000).astype(numpy.float32)
+    y_X = numpy.empty_like(x_X)
+    _sigmoids(x_X, y_X)
+    exact_X = EXACT[sigmoid](x_X.astype(numpy.float64))
+    allowed_X = (5 + 2 * numpy.abs(numpy.minimum(x_X, 0))) * 2**-24
+    assert (numpy.abs(y_X / exact_X - 1) < allowed_X).all()
+
+
+def test_sigmoids_at_the_limits_and_of_nan() -> None:
+    x_X = numpy.array([0, numpy.inf, -numpy.inf, -1e30, 1e30, numpy.nan, 200, -200] * 2, numpy.float32)
+    y_X = numpy.empty_like(x_X)
+    _sigmoids(x_X, y_X)
+    limits_X = numpy.array([0.5, 1, 0, 0, 1, numpy.nan, 1, 0] * 2, numpy.float32)
+    numpy.testing.assert_allclose(y_X, limits_X, rtol=0, atol=1e-37)

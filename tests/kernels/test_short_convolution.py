@@ -22,8 +22,9 @@ def results(function: ShortConvolutionFunction, inputs: list[Tensor], dtype: tor
 
 def inputs(batch: int, length: int, num_channels: int, width: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(length)
-    seen = 3 * torch.randn(batch, length + width - 1, num_channels, generator=generator, dtype=torch.float64)
-    return [seen, torch.randn(num_channels, width, generator=generator, dtype=torch.float64)]
+    shapes = ((batch, length, num_channels), (batch, width - 1, num_channels), (num_channels, width))
+    x, before, weight = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    return [3 * x, 3 * before, weight]
 
 
 @pytest.mark.parametrize("width", [1, 2, 4, 5])
@@ -37,22 +38,23 @@ def test_numba_equals_plain_in_double_precision(batch: int, length: int, num_cha
 
 
 def test_by_hand() -> None:
-    """Weights 1, 10 over inputs 1, 2, 3: 21 and 32, and SiLU leaves such numbers as they are."""
-    seen_BSP = torch.tensor([1.0, 2.0, 3.0]).view(1, 3, 1)
-    y_BTP = numba_short_convolution(seen_BSP, torch.tensor([[1.0, 10.0]]))
+    """Weights 1, 10 over inputs 1, then 2, 3: 21 and 32, and SiLU leaves such numbers as they are."""
+    x_BTP, before_BUP = torch.tensor([2.0, 3.0]).view(1, 2, 1), torch.ones(1, 1, 1)
+    y_BTP = numba_short_convolution(x_BTP, before_BUP, torch.tensor([[1.0, 10.0]]))
     torch.testing.assert_close(y_BTP.flatten(), torch.tensor([21.0, 32.0]))
 
 
 def test_nan_reaches_the_positions_that_see_it_and_its_channel_only() -> None:
-    seen, weight = (tensor.float() for tensor in inputs(1, 20, 40, 4))
-    seen[0, 8, 5] = torch.nan
-    y_BTP = numba_short_convolution(seen, weight)
-    assert y_BTP[0, :, 5].isnan().nonzero().flatten().tolist() == [5, 6, 7, 8]
-    assert y_BTP.isnan().sum() == 4
+    x, before, weight = (tensor.float() for tensor in inputs(1, 20, 40, 4))
+    x[0, 8, 5], before[0, 1, 30] = torch.nan, torch.nan
+    y_BTP = numba_short_convolution(x, before, weight)
+    assert y_BTP[0, :, 5].isnan().nonzero().flatten().tolist() == [8, 9, 10, 11]
+    assert y_BTP[0, :, 30].isnan().nonzero().flatten().tolist() == [0, 1]
+    assert y_BTP.isnan().sum() == 6
 
 
 def test_dispatch_takes_numba_for_float32_and_torch_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(dispatch.VARIABLE, raising=False)
     for dtype, name in ((torch.float32, "numba"), (torch.float64, "torch")):
-        short_convolution(torch.ones(1, 4, 2, dtype=dtype), torch.ones(2, 4, dtype=dtype))
+        short_convolution(*(torch.ones(shape, dtype=dtype) for shape in ((1, 1, 2), (1, 3, 2), (2, 4))))
         assert dispatch.used()["short_convolution"] == name
