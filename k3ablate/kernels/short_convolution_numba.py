@@ -156,7 +156,7 @@ class _NumbaShortConvolution(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, given_BTP: Tensor) -> tuple[Tensor, ...]:
         inputs = ctx.saved_tensors
-        x_BTP, before_BUP, weight_WP = inputs
-        gradients = torch.empty_like(x_BTP), torch.empty_like(before_BUP), torch.empty_like(weight_WP)
-        _backward(*(tensor.numpy() for tensor in (*inputs, given_BTP.contiguous(), *gradients)))
+        of_x_BTP, of_before_BUP, of_weight_WP = gradients = tuple(torch.empty_like(tensor) for tensor in inputs)
+        arrays = (tensor.numpy() for tensor in (*inputs, given_BTP.contiguous()))
+        _backward(*arrays, of_x_BTP.numpy(), of_before_BUP.numpy(), of_weight_WP.numpy())
         return gradients

@@ -12,6 +12,8 @@ from torch import Tensor
 from k3ablate.kernels import attnres, dispatch, experts, routing
 from k3ablate.kernels.causal_attention import OPERATION as CAUSAL_ATTENTION
 from k3ablate.kernels.causal_attention import causal_attention
+from k3ablate.kernels.decay import OPERATION as BOUNDED_DECAY
+from k3ablate.kernels.decay import bounded_decay
 from k3ablate.kernels.head_norms import GATED_NORM, UNIT_LENGTH, gated_norm, unit_length
 from k3ablate.kernels.kda import OPERATION as KDA
 from k3ablate.kernels.kda import kda
@@ -25,8 +27,8 @@ from k3ablate.kernels.situ_glu import OPERATION as SITU_GLU
 from k3ablate.kernels.situ_glu import situ_glu
 
 OPERATIONS = (
-    CAUSAL_ATTENTION, ROTARY, KDA, SHORT_CONVOLUTION, UNIT_LENGTH, GATED_NORM, RMS_NORM, attnres.OPERATION,
-    routing.CHOOSE, routing.WEIGH, routing.HISTOGRAM, experts.OPERATION, SITU_GLU,
+    CAUSAL_ATTENTION, ROTARY, KDA, BOUNDED_DECAY, SHORT_CONVOLUTION, UNIT_LENGTH, GATED_NORM, RMS_NORM,
+    attnres.OPERATION, routing.CHOOSE, routing.WEIGH, routing.HISTOGRAM, experts.OPERATION, SITU_GLU,
 )  # fmt: skip
 
 WIDTH = 16
@@ -54,7 +56,8 @@ def _softmax_attention() -> None:
 
 
 def _linear_attention() -> None:
-    query, key, value, log_decay = (_zeros(1, 2, 1, WIDTH) for _ in range(4))
+    query, key, value, logits = (_zeros(1, 2, 1, WIDTH) for _ in range(4))
+    log_decay = bounded_decay(logits, _zeros(1, WIDTH), _zeros(1), -5.0)
     output_BTHV, _ = kda(query, key, value, log_decay, _zeros(1, 2, 1))
     gated_BTHV = gated_norm(unit_length(output_BTHV), value, _zeros(WIDTH), 1e-5)
     convolved_BTP = short_convolution(_zeros(1, 2, WIDTH), _zeros(1, 1, WIDTH), _zeros(WIDTH, 2))

@@ -1,13 +1,13 @@
 """What surrounds the recurrence of Kimi Delta Attention? Projections, short convolutions, decay, norm and gate.
 
 A linear-time token mixer: each head keeps a matrix as its memory, forgets per key channel and corrects what it
-recalls. The recurrence itself, short convolutions and norms of heads run in `kernels/`. Formulas and initial values:
-specification 4.1; tensors: section 2. `BoundedSigmoid` is K3's decay, `SoftplusDecay` Kimi Linear's.
+recalls. The recurrence itself, short convolutions, the bounded decay and norms of heads run in `kernels/`. Formulas and
+initial values: specification 4.1; tensors: section 2. `BoundedSigmoid` is K3's decay, `SoftplusDecay` Kimi Linear's.
 
 `forward` takes whole sequences; `resume` goes on from the state of an earlier segment, down to one token at a time.
 
-Shape legend: `slots.py`, and P channels of all heads together (H x K; value heads are as wide as key heads), U
-positions a convolution looks back.
+Shape legend: `slots.py`, and P channels of all heads together (H x K; value heads are as wide as key heads), U positions
+a convolution looks back.
 """
 
 import math
@@ -21,6 +21,7 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from k3ablate.config import Config
+from k3ablate.kernels.decay import bounded_decay
 from k3ablate.kernels.head_norms import gated_norm, unit_length
 from k3ablate.kernels.kda import kda
 from k3ablate.kernels.short_convolution import short_convolution
@@ -35,8 +36,8 @@ class DecayConfig(Config):
     """How decay logits become a log-decay."""
 
     @abstractmethod
-    def log_decay(self, logits_BTHK: Tensor, A_log_H: Tensor) -> Tensor:
-        """Natural log-decay_BTHK, at most 0."""
+    def log_decay(self, logits_BTHK: Tensor, bias_HK: Tensor, A_log_H: Tensor) -> Tensor:
+        """Natural log-decay_BTHK, at most 0, of z = logits + bias."""
 
     @abstractmethod
     def initialise(self, A_log_H: Tensor, generator: Generator) -> None:
@@ -49,9 +50,9 @@ class BoundedSigmoid(DecayConfig):
     kind: Literal["bounded_sigmoid"] = "bounded_sigmoid"
     lower_bound: float = Field(default=-5.0, lt=0)
 
-    def log_decay(self, logits_BTHK: Tensor, A_log_H: Tensor) -> Tensor:
+    def log_decay(self, logits_BTHK: Tensor, bias_HK: Tensor, A_log_H: Tensor) -> Tensor:
         """Natural log-decay_BTHK in (lower_bound, 0)."""
-        return self.lower_bound * (A_log_H.exp()[:, None] * logits_BTHK).sigmoid()
+        return bounded_decay(logits_BTHK, bias_HK, A_log_H, self.lower_bound)
 
     def initialise(self, A_log_H: Tensor, generator: Generator) -> None:
         """Zeros."""
@@ -63,9 +64,9 @@ class SoftplusDecay(DecayConfig):
 
     kind: Literal["softplus"] = "softplus"
 
-    def log_decay(self, logits_BTHK: Tensor, A_log_H: Tensor) -> Tensor:
+    def log_decay(self, logits_BTHK: Tensor, bias_HK: Tensor, A_log_H: Tensor) -> Tensor:
         """Natural log-decay_BTHK, below 0."""
-        return -A_log_H.exp()[:, None] * functional.softplus(logits_BTHK)
+        return -A_log_H.exp()[:, None] * functional.softplus(logits_BTHK + bias_HK)
 
     def initialise(self, A_log_H: Tensor, generator: Generator) -> None:
         """log U(1, 16)."""
@@ -179,8 +180,8 @@ class Decay(Initialised):
 
     def forward(self, logits_BTHK: Tensor) -> Tensor:
         """Logits of `logits`, by heads -> log_decay_BTHK, in float32 at least."""
-        biased_BTHK = at_least_float32(logits_BTHK) + self.dt_bias.view_as(logits_BTHK[0, 0])
-        return self.config.decay.log_decay(biased_BTHK, self.A_log)
+        bias_HK = self.dt_bias.view(logits_BTHK.shape[2:])
+        return self.config.decay.log_decay(at_least_float32(logits_BTHK), bias_HK, self.A_log)
 
 
 class KdaState(NamedTuple):

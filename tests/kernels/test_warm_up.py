@@ -13,6 +13,7 @@ from k3ablate.config import InputError, parse
 from k3ablate.kernels import (
     attnres_numba,
     causal_attention_numba,
+    decay_numba,
     dispatch,
     experts_numba,
     head_norms_numba,
@@ -31,6 +32,7 @@ from k3ablate.recipes import recipe
 MODULES = (
     attnres_numba,
     causal_attention_numba,
+    decay_numba,
     experts_numba,
     head_norms_numba,
     kda_numba,
