@@ -19,8 +19,7 @@ from k3ablate.model.moe import RoutedConfig
 from k3ablate.model.residual import BlockAttnRes
 from k3ablate.model.traffic import LayerTraffic, RunTraffic, Traffic, even_routing, even_sources, traffic
 from k3ablate.recipes import published_path, recipe_path
-from k3ablate.records import ROUTING_FILE, SPEC_FILE, RoutedPairs
-from k3ablate.training.spec import RunSpec
+from k3ablate.records import ROUTING_FILE, RoutedPairs
 
 DEFAULT_CONTEXT = 4096
 
@@ -39,8 +38,7 @@ def count_model(name: str, context: int | None = None, num_ranks: int | None = N
 def count_run(name: str, root: Path, context: int | None = None, num_ranks: int | None = None) -> Counted:
     """The same of the model of a run, given by digest or folder; traffic also from the routing that it left."""
     folder = find(root, name)
-    path = folder.path / SPEC_FILE
-    spec = parse(RunSpec, read_yaml(path), source=str(path))  # JSON, which is YAML
+    spec = folder.spec()
     even = measured = None
     if num_ranks is not None:
         even = _even_traffic(name, spec.model, num_ranks)

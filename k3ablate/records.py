@@ -14,7 +14,7 @@ import pandas
 from pydantic import Field, NonNegativeInt, ValidationError, model_validator
 
 from k3ablate import table_files
-from k3ablate.config import Closed, Config, InputError
+from k3ablate.config import Closed, Config, InputError, Tree, digest
 from k3ablate.storage import write_atomic
 
 # Columns of every table of records, in order; one column per component's level follows them.
@@ -65,6 +65,20 @@ class OfRun(Closed):
 OfRunType = TypeVar("OfRunType", bound=OfRun)
 
 
+class FrozenSpec(OfRun):
+    """What a run is to be, written before it is submitted, and the software it was planned with."""
+
+    spec: dict[str, Tree]  # of a RunSpec, which needs torch
+    versions: dict[str, str]  # as in a record
+
+    @model_validator(mode="after")
+    def _digest_is_of_the_spec(self) -> Self:
+        found = digest(self.spec)
+        if found != self.digest:
+            raise ValueError(f"its content has digest {found}, it says {self.digest}: it was edited")
+        return self
+
+
 class RoutedPairs(OfRun):
     """How popular each expert is: pairs of token and chosen expert, counted while a trained model was evaluated."""
 
@@ -103,6 +117,16 @@ class RunRecord(OfRun):
         if self.status is not Status.FINISHED and not self.reason:
             raise ValueError(f"a run that is {self.status} states the reason")
         return self
+
+
+def read_spec(folder: Path, digest: str) -> FrozenSpec | None:
+    """What run `digest` is to be, from its folder, or None; what is damaged, edited or another's is an InputError."""
+    return _read(folder / SPEC_FILE, FrozenSpec, digest, "specification", "delete this folder to run again")
+
+
+def write_spec(frozen: FrozenSpec, folder: Path) -> None:
+    """Freeze what a run is to be."""
+    write_atomic(folder / SPEC_FILE, frozen.model_dump_json(indent=1) + "\n")
 
 
 def read_record(folder: Path, digest: str) -> RunRecord | None:

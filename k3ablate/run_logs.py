@@ -17,7 +17,7 @@ import pandas
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from k3ablate.config import InputError
-from k3ablate.records import FLOPS_CONVENTION, METRICS_FILE, RECORD_FILE, SPEC_FILE, Status, read_table
+from k3ablate.records import FLOPS_CONVENTION, METRICS_FILE, RECORD_FILE, SPEC_FILE, FrozenSpec, Status, read_table
 
 FEWEST_LETTERS = 4  # of a digest
 MAX_NAMED = 4  # of digests that begin alike
@@ -52,7 +52,7 @@ class LoggedEnd(Facts):
     device: str
 
 
-FactsType = TypeVar("FactsType", bound=Facts)
+FileType = TypeVar("FileType", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -157,15 +157,16 @@ def _lines(path: Path) -> list[dict[str, object]]:
 def _facts(folder: Path) -> dict[str, object]:
     """What specification and record say, by column; a folder that lacks one of them lacks its columns."""
     facts: dict[str, object] = {}
-    spec, end = _parsed(folder / SPEC_FILE, LoggedSpec), _parsed(folder / RECORD_FILE, LoggedEnd)
-    if spec is not None:
+    frozen, end = _parsed(folder / SPEC_FILE, FrozenSpec), _parsed(folder / RECORD_FILE, LoggedEnd)
+    if frozen is not None:
+        spec = LoggedSpec.model_validate(frozen.spec)
         facts |= {"seed": spec.seed, "corpus": spec.corpus, "context": spec.training.context, "budget": spec.tokens}
     if end is not None:
         facts |= {"status": str(end.status), "reason": end.reason, "device": end.device}
     return facts
 
 
-def _parsed(path: Path, kind: type[FactsType]) -> FactsType | None:
+def _parsed(path: Path, kind: type[FileType]) -> FileType | None:
     if not path.is_file():
         return None
     try:

@@ -1,12 +1,13 @@
 """Where do runs lie, and what does a disk's refusal mean? Atomic writes, a probe, and messages that say what to do.
 
-Nothing here knows what a run is (`jobs.folders`).
+Every write goes through here, so that a process that lost a folder to another can be kept from writing in it
+(`guarded`). Nothing here knows what a run is (`jobs.folders`).
 """
 
 import errno
 import os
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -62,12 +63,69 @@ def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Give `path` new content in one step: a reader, or a crash, meets the old or the new. An OSError names `path`."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())  # a file system may report that it is full only then
-        temporary.replace(path)
-    except OSError as error:
+        with naming(path):
+            with temporary.open("wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())  # a file system may report that it is full only then
+            _check_guards(path)  # as late as can be: a large file takes a while to write
+            temporary.replace(path)
+    finally:
         with suppress(OSError):
             temporary.unlink()
-        raise OSError(error.errno, error.strerror, str(path)) from error  # that of a write names no file
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add `line` to a file of lines, apart from a last one that a crash cut off. An OSError names `path`."""
+    _check_guards(path)
+    with naming(path), path.open("ab+") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - 1))
+        apart = b"" if file.read(1) in (b"", b"\n") else b"\n"
+        file.write(apart + line.encode() + b"\n")
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """An OSError inside names `path`: that of a write names no file, that of a temporary file one that is gone."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def server_time(folder: Path) -> float | None:
+    """What time it is for the file system of `folder`, by a new file in it; None where none can be written."""
+    probe = folder / f".time.{os.getpid()}"
+    try:
+        probe.touch(exist_ok=True)
+        os.utime(probe)  # "now", which a file server reads off its own clock
+        return probe.stat().st_mtime
+    except OSError:  # somebody else's runs, or a full disk: who looks can do without
+        return None
+    finally:
+        with suppress(OSError):
+            probe.unlink()
+
+
+@contextmanager
+def guarded(folder: Path, check: Callable[[], None]) -> Iterator[None]:
+    """While the block lasts, this process calls `check` before it writes below `folder`; what it raises prevents that.
+
+    `folder` is compared as it is spelt. One guard per folder.
+    """
+    assert folder not in _guards, "a folder is held once"
+    _guards[folder] = check
+    try:
+        yield
+    finally:
+        del _guards[folder]
+
+
+_guards: dict[Path, Callable[[], None]] = {}  # by process, like the right to write that they stand for
+
+
+def _check_guards(path: Path) -> None:
+    for folder, check in [*_guards.items()]:
+        if path.is_relative_to(folder):
+            check()

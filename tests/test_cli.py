@@ -488,9 +488,11 @@ def test_a_run_without_counts_of_its_routing(k3ablate: Callable[..., Result], pl
 def test_a_run_whose_specification_is_damaged_is_named(k3ablate: Callable[..., Result], place: Path) -> None:
     folder, other = fake_records(place / "runs")
     (folder.path / "spec.json").write_text('{"model": ')
-    assert_refused(k3ablate("count", "--run", folder.digest), f"{folder.digest}/spec.json: not valid YAML")
-    (other.path / "spec.json").write_text('{"model": {}, "seeds": 0}')
-    assert_refused(k3ablate("count", "--run", other.digest), f"{other.digest}/spec.json: seeds")
+    assert_refused(
+        k3ablate("count", "--run", folder.digest), f"{folder.digest}/spec.json: not the specification of a run"
+    )
+    (other.path / "spec.json").write_text(other.frozen().model_dump_json().replace('"seed":0', '"seed":7'))
+    assert_refused(k3ablate("count", "--run", other.digest), f"{other.digest}/spec.json:", "it was edited")
 
 
 @pytest.mark.slow

@@ -7,6 +7,8 @@ import pandas
 import pytest
 
 from k3ablate.config import InputError
+from k3ablate.config import digest as content_digest
+from k3ablate.records import FrozenSpec, write_spec
 from k3ablate.run_logs import find_group, read_folder, refuse_repeats
 
 
@@ -23,7 +25,7 @@ def root(tmp_path: Path) -> Path:
             "training": {"context": 32, "batch_size": 4},
             "data": {},
         }
-        (folder / "spec.json").write_text(json.dumps(spec))
+        write_spec(FrozenSpec(digest=content_digest(spec), spec=spec, versions={}), folder)
         (folder / "metrics.jsonl").write_text(
             '{"step": 0, "tokens": 10, "loss": 5.0, "imbalance": [1.0, 2.0]}\n'
             '{"step": 10, "tokens": 110, "loss": null, "imbalance": []}\n'

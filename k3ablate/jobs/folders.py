@@ -1,55 +1,66 @@
 """Where is a run, and how far did it get? One folder per digest; its state is derived from what lies there.
 
-`prepare` freezes the specification, `RunFolder` reads and writes the rest. A run is held by a lock that the kernel
-releases when its process dies, so no state has to be cleaned up after a crash. Nothing here trains or starts processes
-(`local`), and nothing here imports torch, so that a worker can set its threads before torch is loaded.
+`prepare` freezes the specification, `RunFolder` reads and writes the rest. A run is held by a lease (`leases`), what
+ended its attempts is in `attempts`, and no state has to be cleaned up after a crash. Nothing here trains or starts
+processes (`local`), and nothing here imports torch, so that a worker can set its threads before torch is loaded.
 
-    <root>/<digest>/   spec.json record.json metrics.jsonl routing.json checkpoints/ log.txt failure.txt lock
+    <root>/<digest>/   spec.json record.json metrics.jsonl routing.json checkpoints/ log.txt failure.txt attempts.jsonl
+                       lock lease.json
     <root>/corpora/  <root>/mlflow.db  <root>/results/<experiment>/
 """
 
-import fcntl
 import json
 import os
-import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from k3ablate.config import InputError
+from k3ablate.config import InputError, parse
+from k3ablate.jobs import attempts, leases
+from k3ablate.jobs.leases import Held, Lease
 from k3ablate.records import (
     CHECKPOINTS_FOLDER,
     METRICS_FILE,
     RECORD_FILE,
     SETTLED,
     SPEC_FILE,
+    FrozenSpec,
     RoutedPairs,
     RunRecord,
     read_record,
     read_routing,
+    read_spec,
     write_record,
+    write_spec,
 )
-from k3ablate.storage import write_atomic
+from k3ablate.storage import server_time, write_atomic
 
 if TYPE_CHECKING:
     from k3ablate.training.spec import RunSpec
 
 LOG_FILE = "log.txt"
 FAILURE_FILE = "failure.txt"
-LOCK_FILE = "lock"
 
+CHECKPOINT = re.compile(r"step-(?P<steps>\d+)\.ckpt")
 TAIL_BYTES = 65_536  # of metrics.jsonl: holds many lines, however long the file
-CLAIM_SECONDS = 0.5  # how long `claimed` waits for someone who only looks at the lock
 
 
 class State(StrEnum):
-    """Where a run is. The last four are the statuses of its record."""
+    """Where a run is. The last four are the statuses of its record.
+
+    Stale: its holder is on another machine and has not beaten for `leases.STALE_SECONDS` by the file server's clock, or
+    was on this one and died before it left a checkpoint. Whoever claims it goes on with it. Interrupted: nobody holds
+    it and there is a checkpoint.
+    """
 
     WAITING = "waiting"
     RUNNING = "running"
+    STALE = "stale"
     INTERRUPTED = "interrupted"
     FINISHED = "finished"
     DIVERGED = "diverged"
@@ -81,14 +92,33 @@ class RunFolder:
         """The run's name by content, which is the folder's."""
         return self.path.name
 
-    def state(self) -> State:
-        """The state that the folder's content shows."""
+    def state(self, now: "Callable[[], float | None] | None" = None) -> State:
+        """The state that the folder's content shows. `now` gives the file server's time, for leases from elsewhere."""
         record = self.record()
         if record is not None:
             return State(record.status)
-        if self.is_held():
+        held = leases.held(self.path)
+        if held is Held.YES:
             return State.RUNNING
-        return State.INTERRUPTED if self._has_checkpoint() else State.WAITING
+        if held is Held.ELSEWHERE:
+            time = server_time(self.path.parent) if now is None else now()
+            return State.STALE if time is not None and leases.beat_is_old(self.path, time) else State.RUNNING
+        if self._has_checkpoint():
+            return State.INTERRUPTED
+        return State.STALE if held is Held.DEAD else State.WAITING
+
+    def frozen(self) -> FrozenSpec:
+        """What was frozen; InputError for a file that is not there, damaged, edited or of another run."""
+        found = read_spec(self.path, self.digest)
+        if found is None:
+            raise InputError(f"{self.path}: no {SPEC_FILE}, so no run; name a run's folder")
+        return found
+
+    def spec(self) -> "RunSpec":
+        """The specification; InputError as for `frozen`. Brings torch."""
+        from k3ablate.training.spec import RunSpec
+
+        return parse(RunSpec, self.frozen().spec, source=str(self.path / SPEC_FILE))
 
     def record(self) -> RunRecord | None:
         """What came out, or None; a file that is damaged or of another run is an InputError that names it."""
@@ -108,7 +138,8 @@ class RunFolder:
         self.write_record(record)
 
     def forget_failure(self) -> None:
-        """Make the run open again; metrics and checkpoints stay."""
+        """Make the run open again, with a new count of attempts; metrics and checkpoints stay."""
+        attempts.reopen(self.path)
         (self.path / RECORD_FILE).unlink(missing_ok=True)
         (self.path / FAILURE_FILE).unlink(missing_ok=True)
 
@@ -122,29 +153,27 @@ class RunFolder:
                 continue
         return NO_PROGRESS
 
-    @contextmanager
-    def claimed(self) -> Iterator[bool]:
-        """Hold the run while the block lasts; False where another process holds it."""
-        descriptor = os.open(self.path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            yield _lock_within(descriptor, CLAIM_SECONDS)
-        finally:
-            os.close(descriptor)  # releases the lock
+    def saved_steps(self) -> int:
+        """Steps that the newest checkpoint holds, by its name; 0 where there is none."""
+        found = map(CHECKPOINT.fullmatch, self._checkpoints())
+        return max((int(name["steps"]) for name in found if name), default=0)
+
+    def claimed(self) -> "AbstractContextManager[Lease | None]":
+        """Hold the run while the block lasts; None where another process holds it (`leases.claimed`)."""
+        return leases.claimed(self.path)
 
     def is_held(self) -> bool:
-        """Whether a live process holds the run."""
-        try:
-            descriptor = os.open(self.path / LOCK_FILE, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        try:
-            return not _lock(descriptor, fcntl.LOCK_SH)
-        finally:
-            os.close(descriptor)
+        """Whether a process holds the run, by one look: a lease from elsewhere counts as held, however old it is."""
+        return leases.held(self.path) in (Held.YES, Held.ELSEWHERE)
 
     def _has_checkpoint(self) -> bool:
-        checkpoints = self.path / CHECKPOINTS_FOLDER
-        return checkpoints.is_dir() and any(entry.suffix != ".tmp" for entry in checkpoints.iterdir())
+        return any(not name.endswith(".tmp") for name in self._checkpoints())
+
+    def _checkpoints(self) -> list[str]:
+        try:
+            return os.listdir(self.path / CHECKPOINTS_FOLDER)
+        except FileNotFoundError:
+            return []
 
 
 def corpora_folder(root: Path) -> Path:
@@ -159,15 +188,13 @@ def results_folder(root: Path, experiment: str) -> Path:
 
 def prepare(root: Path, spec: "RunSpec") -> RunFolder:
     """The folder of `spec` with the specification frozen in it; another specification there is an InputError."""
+    from k3ablate.training.provenance import versions
+
     folder = RunFolder(root / spec.digest())
-    frozen = _read(folder.path / SPEC_FILE)
-    if frozen is None:
+    _refuse_link(folder.path)
+    if read_spec(folder.path, folder.digest) is None:
         folder.path.mkdir(parents=True, exist_ok=True)
-        write_atomic(folder.path / SPEC_FILE, json.dumps(spec.tree(), indent=1, sort_keys=True) + "\n")
-    elif _tree(frozen) != spec.tree():
-        raise InputError(
-            f"{folder.path / SPEC_FILE}: holds another specification than its digest says; delete {folder.path}"
-        )
+        write_spec(FrozenSpec(digest=folder.digest, spec=spec.tree(), versions=versions()), folder.path)
     return folder
 
 
@@ -184,7 +211,8 @@ def find(root: Path, name: str) -> RunFolder:
 
 def states(root: Path, digests: Iterable[str]) -> dict[str, State]:
     """The state of every run, by digest."""
-    return {digest: RunFolder(root / digest).state() for digest in digests}
+    now = cache(partial(server_time, root))
+    return {digest: RunFolder(root / digest).state(now) for digest in digests}
 
 
 def records(root: Path, digests: Iterable[str]) -> dict[str, RunRecord]:
@@ -193,18 +221,10 @@ def records(root: Path, digests: Iterable[str]) -> dict[str, RunRecord]:
     return {digest: record for digest, record in found.items() if record is not None}
 
 
-def _read(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return None
-
-
-def _tree(content: bytes) -> object:
-    try:
-        return json.loads(content)
-    except ValueError:
-        return None  # damaged, or not UTF-8: equal to no specification
+def _refuse_link(path: Path) -> None:
+    """A folder that is a link may lead out of the runs, where training would write."""
+    if path.is_symlink():
+        raise InputError(f"{path}: is a symbolic link to {path.readlink()}; put the folder itself there, or delete it")
 
 
 def _tail(path: Path) -> str:
@@ -214,21 +234,3 @@ def _tail(path: Path) -> str:
             return file.read().decode(errors="replace")
     except FileNotFoundError:
         return ""
-
-
-def _lock(descriptor: int, kind: int) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _lock_within(descriptor: int, seconds: float) -> bool:
-    """Take the lock for oneself. `is_held` holds a shared one for an instant, so a refusal is tried again."""
-    deadline = time.monotonic() + seconds
-    while not _lock(descriptor, fcntl.LOCK_EX):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True

@@ -2,32 +2,41 @@
 
 `run_grid` returns when every run has a record; what is finished or diverged is not touched, what failed, ran out of
 time or was interrupted goes on from its checkpoint. A run that raises or kills its process does not disturb the others.
-Two launchers share a grid: a run that the other one holds is waited for. What a worker does is in `worker`.
+Two launchers share a grid: a run that the other one holds is waited for. What a worker does is in `worker`. `run_jobs`
+is the same for runs of which only the folder is known, as in a scheduler's task (`launch`), and can be asked to stop;
+nothing here needs torch.
 """
 
+import math
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from platform import node
+from typing import TYPE_CHECKING
 
 from k3ablate.config import InputError
+from k3ablate.jobs.attempts import Attempt, Cause, attempts, give_up, note_attempt
 from k3ablate.jobs.folders import LOG_FILE, Progress, RunFolder, prepare
+from k3ablate.jobs.leases import Watch
 from k3ablate.jobs.progress import Pace, Reporter, Standing
-from k3ablate.jobs.worker import Answer, Outcome, Task, Trainer, failed_record, train_run, work
-from k3ablate.plan import PlanRow
+from k3ablate.jobs.worker import Answer, Outcome, Task, Trainer, train_run, work, write_failure
 from k3ablate.records import SETTLED, Label, RunRecord
 from k3ablate.storage import require_writable
-from k3ablate.training.spec import Execution, RunSpec
+from k3ablate.training.stopping import SIGNALS, STOP_SIGNAL
 
-MAX_RESTARTS = 2  # of a run whose worker died
+if TYPE_CHECKING:
+    from k3ablate.plan import PlanRow
+    from k3ablate.training.spec import Execution
+
 POLL_SECONDS = 1.0
 GOODBYE_SECONDS = 10.0  # for a worker that has nothing left to do
 LOG_LINES = 40  # of a dead worker's log, kept with the failure
@@ -35,10 +44,10 @@ LOG_LINES = 40  # of a dead worker's log, kept with the failure
 
 @dataclass(frozen=True)
 class Job:
-    """One run of the grid: what it is and costs, and what a worker is told of it."""
+    """One run of the grid: what it costs, and what a worker is told of it."""
 
-    spec: RunSpec
     task: Task
+    tokens: int
     flops: float  # training FLOPs
 
     @property
@@ -57,10 +66,36 @@ class Job:
         return self.folder.digest
 
 
+@dataclass(frozen=True)
+class Crew:
+    """The workers of a launcher: how many, and what each is told when it starts."""
+
+    num_workers: int
+    num_threads: int
+    execution_json: str  # of an `Execution`, which needs torch
+    trainer: Trainer = train_run  # imported by name in the workers
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Whether the workers should stop, asked about once a second, and how long one may take for its last step."""
+
+    is_requested: Callable[[], bool] = lambda: False
+    seconds: float = math.inf
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a launch ended: the records, and the runs that were being trained when it was asked to stop."""
+
+    records: Mapping[str, RunRecord]  # by digest
+    stopped: Sequence[Job]
+
+
 def run_grid(
-    rows: Sequence[PlanRow],
+    rows: "Sequence[PlanRow]",
     root: Path,
-    execution: Execution,
+    execution: "Execution",
     num_workers: int,
     reporter: Reporter,
     trainer: Trainer = train_run,
@@ -72,9 +107,15 @@ def run_grid(
     """
     assert num_workers > 0, "the command line asks for at least one"
     require_writable(root)
-    grid = _Grid(_jobs(rows, root), execution, num_workers, reporter, trainer)
+    crew = Crew(num_workers, execution.num_threads, execution.model_dump_json(), trainer)
+    return dict(run_jobs(_jobs(rows, root), crew, reporter).records)
+
+
+def run_jobs(jobs: Sequence[Job], crew: Crew, reporter: Reporter, stop: Stop = Stop()) -> Ended:
+    """Run what has to be run until every job has a record or `stop` is requested; InputError as for `run_grid`."""
+    grid = _Grid(jobs, crew, reporter, stop)
     grid.run()
-    return grid.records
+    return Ended(grid.records, grid.stopped)
 
 
 def default_workers() -> int:
@@ -84,17 +125,18 @@ def default_workers() -> int:
     return os.cpu_count() or 1
 
 
-def _jobs(rows: Sequence[PlanRow], root: Path) -> list[Job]:
+def _jobs(rows: "Sequence[PlanRow]", root: Path) -> list[Job]:
     """One job per digest, named after its first row."""
     jobs: dict[str, Job] = {}
     for row in rows:
         assert row.spec is not None, "corpora are built before a grid runs"
         if row.label.digest not in jobs:
-            jobs[row.label.digest] = Job(row.spec, _task(row.label, prepare(root, row.spec)), row.flops)
+            jobs[row.label.digest] = Job(task_of(row.label, prepare(root, row.spec)), row.spec.tokens, row.flops)
     return list(jobs.values())
 
 
-def _task(label: Label, folder: RunFolder) -> Task:
+def task_of(label: Label, folder: RunFolder) -> Task:
+    """What a worker is told of the run in `folder`."""
     tags = {"experiment": label.experiment, "arm": label.arm, "size": label.size, "seed": str(label.seed)}
     return Task(folder, f"{label.arm} {label.size} seed {label.seed}", tags)
 
@@ -114,21 +156,26 @@ class _Worker:
         except BrokenPipeError:
             return  # it died while idle; `wait` reports the closed pipe next
 
+    def ask_to_stop(self) -> None:
+        assert self.process.pid is not None, "a worker is started where it is made"
+        if self.process.exitcode is None:
+            os.kill(self.process.pid, STOP_SIGNAL)
+
 
 @dataclass
 class _Grid:
     """The launcher's bookkeeping: every job is waiting, at a worker, held by another launcher, or has a record."""
 
     jobs: Sequence[Job]
-    execution: Execution
-    num_workers: int
+    crew: Crew
     reporter: Reporter
-    trainer: Trainer
+    stop: Stop
     records: dict[str, RunRecord] = field(default_factory=dict)
     waiting: deque[Job] = field(default_factory=deque)
     held: list[Job] = field(default_factory=list)
+    stopped: list[Job] = field(default_factory=list)
     workers: list[_Worker] = field(default_factory=list)
-    deaths: Counter[str] = field(default_factory=Counter)
+    watch: Watch = field(default_factory=Watch)  # of runs that others hold
     progress: dict[str, Progress] = field(default_factory=dict)  # of jobs without a record
     pace: Pace = field(default_factory=Pace)
 
@@ -137,14 +184,25 @@ class _Grid:
         patience = 0.0  # an interrupted grid does not wait for its workers
         try:
             with self.reporter:
-                while len(self.records) < len(self.jobs):
+                while len(self.records) < len(self.jobs) and not self.stop.is_requested():
                     self._look_at_held()
                     self._assign()
                     self._listen()
                     self.reporter.show(self._standing())
+                self._ask_to_stop()
             patience = GOODBYE_SECONDS
         finally:
             _stop(self.workers, patience)
+
+    def _ask_to_stop(self) -> None:
+        """Let every run end after its step. Asked again and again: a worker that starts up does not listen yet."""
+        deadline = time.monotonic() + self.stop.seconds
+        while busy := [worker for worker in self.workers if worker.job is not None]:
+            if time.monotonic() > deadline:
+                _kill(busy)
+            for worker in busy:
+                worker.ask_to_stop()
+            self._listen()
 
     def _sort_in(self) -> None:
         """Longest first, so that no long run starts when the others are done."""
@@ -159,7 +217,7 @@ class _Grid:
     def _look_at_held(self) -> None:
         """Runs of another launcher: take over its records, and its runs if it went away."""
         for job in [*self.held]:
-            if job.folder.is_held():
+            if self.watch.is_held(job.folder.path):
                 continue
             record = job.folder.record()
             self.held.remove(job)
@@ -170,16 +228,17 @@ class _Grid:
 
     def _assign(self) -> None:
         idle = [worker for worker in self.workers if worker.job is None]
-        while self.waiting and (idle or len(self.workers) < self.num_workers):
+        while self.waiting and (idle or len(self.workers) < self.crew.num_workers):
             worker = idle.pop() if idle else self._start_worker()
             worker.take(self.waiting.popleft())
 
     def _start_worker(self) -> _Worker:
         context = multiprocessing.get_context("spawn")
         ours, theirs = context.Pipe()
-        arguments = (theirs, self.execution.num_threads, self.execution.model_dump_json(), self.trainer)
+        crew = self.crew
+        arguments = (theirs, crew.num_threads, crew.execution_json, crew.trainer)
         process = context.Process(target=work, args=arguments, daemon=True)
-        with _interrupts_ignored():
+        with _signals_ignored():
             process.start()
         theirs.close()  # so that the worker's death closes the pipe
         worker = _Worker(process, ours)
@@ -207,28 +266,43 @@ class _Grid:
         worker.job = None
         if answer.outcome is Outcome.BLOCKED:
             raise InputError(f"{answer.message}. What is finished is kept; run again to go on")
+        if answer.outcome is Outcome.STOPPED:
+            self._lay_down(worker, job)
+            return
         record = job.folder.record() if answer.outcome is Outcome.ENDED else None
         if record is None:
             self.held.append(job)
         else:
             self._end(job, record)
 
-    def _bury(self, worker: _Worker, job: Job) -> None:
-        """A process is gone, and perhaps only it was to blame: its run is tried again, but not for ever."""
+    def _lay_down(self, worker: _Worker, job: Job) -> None:
+        """A worker has left its run resumable. If nobody here asked for that, another worker goes on with it."""
         _stop([worker], GOODBYE_SECONDS)
         self.workers.remove(worker)
-        self.deaths[job.digest] += 1
-        reason = _cause_of_death(worker.process.exitcode)
-        if self.deaths[job.digest] <= MAX_RESTARTS:
-            self.reporter.say(f"{job.name}: {reason}; goes on from its last checkpoint")
+        if self.stop.is_requested():
+            self.stopped.append(job)
+        else:
+            self.waiting.appendleft(job)
+
+    def _bury(self, worker: _Worker, job: Job) -> None:
+        """A process is gone, and perhaps only it was to blame: its run is tried again, but not for ever."""
+        if self.stop.is_requested():
+            self._lay_down(worker, job)
+            return
+        _stop([worker], GOODBYE_SECONDS)
+        self.workers.remove(worker)
+        cause = _cause_of_death(worker.process.exitcode)
+        _note_death(job.folder, cause)
+        reason = give_up(attempts(job.folder.path))
+        if reason is None:
+            self.reporter.say(f"{job.name}: {cause}; goes on from its last checkpoint")
             self.waiting.appendleft(job)
             return
-        with job.folder.claimed() as is_mine:
-            if not is_mine:
+        with job.folder.claimed() as lease:
+            if lease is None:
                 self.held.append(job)
                 return
-            record = failed_record(job.spec, job.folder.progress(), reason)
-            job.folder.write_failure(record, f"{reason}, {MAX_RESTARTS + 1} times. Its log ends:\n{_log_end(job)}")
+            record = write_failure(job.folder, reason, f"{reason}. Its log ends:\n{_log_end(job)}")
         self._end(job, record)
 
     def _end(self, job: Job, record: RunRecord) -> None:
@@ -239,7 +313,7 @@ class _Grid:
         running = [worker.job for worker in self.workers if worker.job is not None]
         self.progress.update({job.digest: job.folder.progress() for job in [*running, *self.held]})
         tokens = [self._tokens(job) for job in self.jobs]
-        costs = [job.flops / job.spec.tokens for job in self.jobs]
+        costs = [job.flops / job.tokens for job in self.jobs]
         flops_done = sum(cost * done for cost, (_, done) in zip(costs, tokens, strict=True))
         return Standing(
             num_runs=len(self.jobs),
@@ -257,7 +331,7 @@ class _Grid:
         record = self.records.get(job.digest)
         if record is not None:
             return record.tokens, record.tokens
-        return job.spec.tokens, self.progress[job.digest].tokens
+        return job.tokens, self.progress[job.digest].tokens
 
 
 def _stop(workers: Sequence[_Worker], seconds: float) -> None:
@@ -266,21 +340,36 @@ def _stop(workers: Sequence[_Worker], seconds: float) -> None:
         worker.connection.close()
     for worker in workers:
         worker.process.join(seconds)
+    _kill(workers)
+
+
+def _kill(workers: Sequence[_Worker]) -> None:
+    for worker in workers:
         worker.process.kill()
         worker.process.join()
 
 
 @contextmanager
-def _interrupts_ignored() -> Iterator[None]:
-    """A process that starts inside ignores Ctrl-C from its first instruction on. Signals belong to the main thread."""
+def _signals_ignored() -> Iterator[None]:
+    """A process that starts inside ignores Ctrl-C from its first instruction on, and requests to stop until it listens.
+
+    Signals belong to the main thread.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, *SIGNALS)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _note_death(folder: RunFolder, cause: str) -> None:
+    job = os.environ.get("SLURM_JOB_ID", "")
+    steps = folder.saved_steps()
+    note_attempt(folder.path, Attempt(cause=Cause.WORKER_DIED, num_steps=steps, detail=cause, job=job, host=node()))
 
 
 def _cause_of_death(exit_code: int | None) -> str:

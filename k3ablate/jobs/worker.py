@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING
 
 from k3ablate import storage
 from k3ablate.config import InputError
-from k3ablate.jobs.folders import LOG_FILE, SETTLED_STATES, Progress, RunFolder, corpora_folder
-from k3ablate.records import SPEC_FILE, RunRecord, Status
+from k3ablate.jobs.folders import LOG_FILE, Progress, RunFolder, corpora_folder
+from k3ablate.jobs.leases import LostLease
+from k3ablate.records import SETTLED, RunRecord, Status
+from k3ablate.training import stopping
 
 if TYPE_CHECKING:
     from k3ablate.training.spec import Execution, RunSpec
@@ -50,6 +52,7 @@ class Outcome(Enum):
 
     ENDED = auto()  # there is a record
     HELD = auto()  # another process is at it
+    STOPPED = auto()  # as was asked; a checkpoint lies there
     BLOCKED = auto()  # the disk refuses, or the input is wrong: a person has to mend it first
 
 
@@ -62,7 +65,8 @@ class Answer:
 
 
 def work(connection: "Connection[Answer, Task]", num_threads: int, execution_json: str, trainer: Trainer) -> None:
-    """Process entry: attempt each task that comes through the pipe, until the launcher closes it."""
+    """Process entry: attempt each task that comes through the pipe, until the launcher closes it or asks to stop."""
+    stopping.listen()
     os.setpgrp()  # a terminal's Ctrl-C goes to the launcher alone; Lightning would undo an ignored signal
     threading.Thread(target=_die_with_launcher, daemon=True).start()
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(num_threads)))
@@ -77,20 +81,28 @@ def work(connection: "Connection[Answer, Task]", num_threads: int, execution_jso
             connection.send(answer)
         except BrokenPipeError:  # the launcher has stopped meanwhile, e.g. because another worker was blocked
             return
+        if answer.outcome is Outcome.STOPPED:
+            return
 
 
 def attempt(task: Task, execution_json: str, trainer: Trainer) -> Answer:
     """Train the run unless it is settled or held; what it raises becomes its failed record, if the run is to blame."""
     folder = task.folder
     try:
-        with folder.claimed() as is_mine:
-            if not is_mine:
+        with folder.claimed() as lease:
+            if lease is None:
                 return Answer(Outcome.HELD)
-            if folder.state() not in SETTLED_STATES:
-                folder.forget_failure()
+            record = folder.record()
+            if record is None or record.status not in SETTLED:
+                if record is not None:
+                    folder.forget_failure()
                 with _output_to(folder.path / LOG_FILE):
                     _train(task, execution_json, trainer)
             return Answer(Outcome.ENDED)
+    except LostLease as reason:
+        return Answer(Outcome.HELD, str(reason))
+    except stopping.Stopped:
+        return Answer(Outcome.STOPPED)
     except InputError as error:
         return Answer(Outcome.BLOCKED, str(error))
     except OSError as error:
@@ -108,7 +120,7 @@ def train_run(spec: "RunSpec", task: Task, execution: "Execution") -> None:
 
     root = task.folder.path.parent
     corpus = open_corpus(spec.corpus, corpora_folder(root))
-    tracker = tracking.Tracker(tracking.tracking_uri(root), task.name, task.tags)
+    tracker = tracking.tracker(root, task.folder.path, task.name, task.tags)
     run.train(spec, task.folder.path, corpus, execution, tracker)
 
 
@@ -133,21 +145,28 @@ def failed_record(spec: "RunSpec", progress: Progress, reason: str) -> RunRecord
     )
 
 
+def write_failure(folder: RunFolder, reason: str, details: str) -> RunRecord:
+    """Settle the run as failed, as far as it got; `details` lie beside the record that is returned."""
+    record = failed_record(folder.spec(), folder.progress(), reason)
+    folder.write_failure(record, details)
+    return record
+
+
 def _train(task: Task, execution_json: str, trainer: Trainer) -> None:
-    from k3ablate.training.spec import Execution, RunSpec
+    from k3ablate.training.spec import Execution
 
     folder = task.folder
-    spec = RunSpec.model_validate_json((folder.path / SPEC_FILE).read_text(encoding="utf-8"))
+    spec = folder.spec()
     execution = Execution.model_validate_json(execution_json)
     try:
         trainer(spec, task, execution)
         assert folder.record() is not None, "a trainer leaves a record"
     except Exception as error:
-        if isinstance(error, InputError) or storage.problem(error) is not None:
+        if isinstance(error, InputError | LostLease | stopping.Stopped) or storage.problem(error) is not None:
             raise
         traceback.print_exc()
         reason = "".join(traceback.format_exception_only(error)).strip()
-        folder.write_failure(failed_record(spec, folder.progress(), reason), traceback.format_exc())
+        write_failure(folder, reason, traceback.format_exc())
 
 
 def _die_with_launcher() -> None:

@@ -11,13 +11,14 @@ from k3ablate import storage
 from k3ablate.config import InputError, digest
 from k3ablate.jobs.folders import Progress, RunFolder, State, find, prepare, records, states
 from k3ablate.records import Evaluation, RoutedPairs, RunRecord, Status, write_routing
+from k3ablate.training.provenance import versions
 
 HOLD = """
 import sys
 from pathlib import Path
 from k3ablate.jobs.folders import RunFolder
-with RunFolder(Path(sys.argv[1])).claimed() as is_mine:
-    print(is_mine, flush=True)
+with RunFolder(Path(sys.argv[1])).claimed() as lease:
+    print(lease is not None and lease.is_mine(), flush=True)
     sys.stdin.read()
 """
 
@@ -106,18 +107,20 @@ def test_a_run_is_held_until_its_process_is_killed(folder: RunFolder) -> None:
     process = holder(folder)
     try:
         assert folder.state() is State.RUNNING
-        with folder.claimed() as is_mine:
-            assert not is_mine
+        with folder.claimed() as lease:
+            assert lease is None
     finally:
         end(process)
+    assert folder.state() is State.STALE
+    with folder.claimed() as lease:
+        assert lease is not None
+        assert lease.is_mine()
     assert folder.state() is State.WAITING
-    with folder.claimed() as is_mine:
-        assert is_mine
 
 
 def test_looking_at_a_lock_does_not_take_it(folder: RunFolder) -> None:
-    with folder.claimed() as is_mine:
-        assert is_mine
+    with folder.claimed() as lease:
+        assert lease is not None
         assert folder.is_held()
         assert folder.is_held()
     assert not folder.is_held()
@@ -157,15 +160,45 @@ def test_preparing_twice_leaves_the_specification_alone(tmp_path: Path) -> None:
     before = (folder.path / "spec.json").stat().st_mtime_ns
     assert prepare(tmp_path, Spec(seed=1, rate=0.1)) == folder
     assert (folder.path / "spec.json").stat().st_mtime_ns == before
-    assert json.loads((folder.path / "spec.json").read_text()) == {"seed": 1, "rate": 0.1}
+    written = json.loads((folder.path / "spec.json").read_text())
+    assert written == {"digest": folder.digest, "spec": {"seed": 1, "rate": 0.1}, "versions": versions()}
+    assert {"code", "lock", "torch"} <= written["versions"].keys()
 
 
-@pytest.mark.parametrize("content", [b'{"seed": 2}', b"{", b"", b"\xff\xfe\x00", b'{"seed": "caf\xe9"}'])
-def test_another_specification_in_the_folder_is_refused(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b'{"seed": 2}', b"{", b"", b"\xff\xfe\x00", b'{"digest": "caf\xe9"}'])
+def test_a_damaged_specification_is_refused(tmp_path: Path, content: bytes) -> None:
     folder = prepare(tmp_path, Spec(seed=1))
     (folder.path / "spec.json").write_bytes(content)
-    with pytest.raises(InputError, match=r"spec\.json: holds another specification"):
-        prepare(tmp_path, Spec(seed=1))
+    for look in (lambda: prepare(tmp_path, Spec(seed=1)), folder.spec):
+        with pytest.raises(InputError, match=r"spec\.json: not the specification of a run .* delete this folder"):
+            look()
+
+
+def test_a_specification_edited_by_hand_is_refused(tmp_path: Path) -> None:
+    folder = prepare(tmp_path, Spec(seed=1))
+    path = folder.path / "spec.json"
+    path.write_text(path.read_text().replace('"seed": 1', '"seed": 2'))
+    for look in (lambda: prepare(tmp_path, Spec(seed=1)), folder.spec):
+        with pytest.raises(InputError, match=rf"spec\.json: .*digest {digest({'seed': 2})}, it says .* it was edited"):
+            look()
+
+
+def test_the_specification_of_another_run_is_refused(tmp_path: Path) -> None:
+    first, second = prepare(tmp_path, Spec(seed=1)), prepare(tmp_path, Spec(seed=2))
+    (first.path / "spec.json").write_bytes((second.path / "spec.json").read_bytes())
+    for look in (lambda: prepare(tmp_path, Spec(seed=1)), first.spec):
+        with pytest.raises(InputError, match=rf"holds the specification of run {second.digest}, this is run"):
+            look()
+
+
+def test_a_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    elsewhere = prepare(tmp_path / "elsewhere", Spec(seed=1))
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / elsewhere.digest).symlink_to(elsewhere.path)
+    before = sorted(elsewhere.path.iterdir())
+    with pytest.raises(InputError, match=rf"{elsewhere.digest}: is a symbolic link to .*elsewhere"):
+        prepare(tmp_path / "runs", Spec(seed=1))
+    assert sorted(elsewhere.path.iterdir()) == before
 
 
 @pytest.mark.parametrize("content", [b'{"digest": "x"', b"\xff\xfe\x00", b'{"digest": "caf\xe9"}'])

@@ -118,7 +118,7 @@ def test_a_worker_that_dies_once_costs_nothing_but_time(fake_runs: ModuleType, l
 def test_a_worker_that_always_dies_is_given_up(fake_runs: ModuleType, launch, tmp_path: Path) -> None:
     records = launch(fake_runs.unlucky_dies)
     assert [record.status for record in records.values()] == ["finished", "failed", "finished"]
-    assert records[1].reason == "worker died with signal 9"
+    assert records[1].reason == "worker died with signal 9, 3 times"
     unlucky = folder_of(fake_runs, tmp_path, seed=1)
     assert fake_runs.num_attempts(unlucky.path) == 3
     assert "training k2 s seed 1" in (unlucky.path / "failure.txt").read_text()
