@@ -1,286 +1,252 @@
-"""Where can a run be watched? MLflow, written from a thread, so that training never waits for it.
+"""Where can runs be watched? MLflow, which gets what lies in the folders of runs: each run once, each step once.
 
-The record on disk is the source, MLflow is the window: if the store cannot be reached, training goes on and one
-warning says so. `prepare` makes a local store ready before several processes meet it; `Tracker` follows one run,
-`NoTracking` none. This is the only file that imports mlflow, inside functions, because that takes seconds.
+The folder is the source, MLflow is the window: if the store cannot be reached, training goes on, one warning says so,
+and `sync` delivers later. `deliver` sends a store what it lacks of a run; `Tracker` does so from a thread while the run
+trains, so that training never waits; `NoTracking` leaves it to `sync`. What there is to send is in `outbox`, how MLflow
+is asked in `mlflow_store`.
 """
 
 import logging
-import math
 import os
-import queue
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum, auto
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from k3ablate.records import RunRecord, Status
-
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
+from k3ablate.config import InputError
+from k3ablate.mlflow_store import DIGEST_TAG, INTERRUPTED, RUNNING, SENT_TAG, SQLITE, Store, StoredRun, load_mlflow
+from k3ablate.outbox import NOTHING, Outbox, sending
+from k3ablate.records import RECORD_FILE, SPEC_FILE
 
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
-EXPERIMENT = "k3ablate"
-DIGEST_TAG = "digest"
-LOSS = "loss"  # the metric that every logged step has
-BATCH_SECONDS = 2.0  # between two batches of metrics
-MAX_METRICS = 1000  # MLflow's limits on one batch, and on the length of a text
-MAX_PARAMETERS = 100
-MAX_TEXT = 5000
-# Defaults of MLflow wait for minutes and report usage over the network; what a user has set is left alone.
-ENVIRONMENT = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-}
-# MLflow has no word for a run that diverged; the tag `status` says it.
-MLFLOW_STATUS = {
-    Status.FINISHED: "FINISHED",
-    Status.DIVERGED: "FINISHED",
-    Status.OUT_OF_TIME: "KILLED",  # to be continued, as when interrupted
-    Status.FAILED: "FAILED",
-}
+MODE_VARIABLE = "K3ABLATE_TRACKING"
+BATCH_SECONDS = 2.0  # between two looks for something to send
+CLOSING_SECONDS = 20.0  # at most, for what is left when a run ends
 
 logger = logging.getLogger(__name__)
 
 
+class Mode(StrEnum):
+    """When the store gets what runs leave."""
+
+    LIVE = "live"  # while they train
+    SPOOL = "spool"  # when `sync` is asked to
+
+
+class Delivery(StrEnum):
+    """What came of sending a run."""
+
+    SENT = auto()  # what the store lacked
+    NOTHING_NEW = auto()
+    AHEAD = auto()  # the store has the run settled, and this folder has not
+
+
+@dataclass(frozen=True)
+class Watched:
+    """How a run is called in the store, and whether somebody is training it."""
+
+    name: str
+    tags: Mapping[str, str] = field(default_factory=dict)
+    is_running: bool = False
+
+
+def mode() -> Mode:
+    """What K3ABLATE_TRACKING says, or live."""
+    text = os.environ.get(MODE_VARIABLE) or Mode.LIVE
+    if text not in list(Mode):
+        raise InputError(f"{MODE_VARIABLE}: found {text!r}; write one of {', '.join(Mode)}")
+    return Mode(text)
+
+
 def tracking_uri(root: Path) -> str:
     """What MLFLOW_TRACKING_URI says, or a SQLite store in the folder of all runs."""
-    return os.environ.get(URI_VARIABLE) or f"sqlite:///{root.resolve() / 'mlflow.db'}"
+    return os.environ.get(URI_VARIABLE) or f"{SQLITE}{root.resolve() / 'mlflow.db'}"
 
 
-def prepare(uri: str) -> bool:
-    """Make the store ready, so that processes starting together do not race on its set-up; False if out of reach."""
+def prepare(root: Path, experiment: str, labels: bytes) -> bool:
+    """Make the store ready, so that processes starting together do not race on its set-up; False if out of reach.
+
+    It gets the `labels` of the runs of `experiment`, from which a table can be collected elsewhere.
+    """
+    uri = tracking_uri(root)
     try:
-        _experiment_id(_client(uri), uri)
+        Store(uri).keep_plan(root, experiment, labels)
     except Exception as error:  # noqa: BLE001 - whatever a store raises, runs do not depend on it
         _warn(uri, error)
         return False
     return True
 
 
+def deliver(store: Store, folder: Path, watched: Watched, known: StoredRun | None = None) -> Delivery:
+    """Send `store` what it lacks of the run in `folder`, of which it has `known` or, if None, is asked.
+
+    InputError where the folder is damaged; whatever MLflow raises where the store refuses, and what was sent stays.
+    """
+    with sending(folder):
+        return _Sending(store, Outbox(folder), watched).send(known)
+
+
+@dataclass(frozen=True)
+class _Sending:
+    """One delivery, while the run's folder is kept from other senders."""
+
+    store: Store
+    outbox: Outbox
+    watched: Watched
+
+    def send(self, known: StoredRun | None) -> Delivery:
+        run = known or self.store.run_of(DIGEST_TAG, self.outbox.digest)
+        if run is not None and run.is_settled and not self.outbox.is_settled:
+            return Delivery.AHEAD
+        if run is not None and not self._goes_on(run):
+            self.store.client.delete_run(run.run_id)
+            run = None
+        if run is None:
+            tags = {**self.watched.tags, DIGEST_TAG: self.outbox.digest}
+            run = self.store.create(self.watched.name, tags)
+        # All of them, and the record after its results: whoever sees it sees everything.
+        is_new = [self._start(run), self._send_steps(run), self._send_files(run), self._send_end(run)]
+        return Delivery.SENT if any(is_new) else Delivery.NOTHING_NEW
+
+    def _goes_on(self, run: StoredRun) -> bool:
+        """Whether what the store has is of this course of the run, and not of one that was given up or deleted."""
+        if run.is_settled and not run.has(RECORD_FILE, self.outbox.files[RECORD_FILE]):
+            return False
+        return run.sent is None or self.outbox.steps_after(run.sent, 0) is not None
+
+    def _start(self, run: StoredRun) -> bool:
+        if run.sent is not None:
+            return False
+        self.store.send_parameters(run, self.outbox.parameters())
+        self.store.client.set_tag(run.run_id, SENT_TAG, NOTHING.written())
+        return True
+
+    def _send_steps(self, run: StoredRun) -> bool:
+        steps = self.outbox.steps_after(run.sent or NOTHING, self.outbox.certain_steps())
+        assert steps is not None, "a run that does not go on is replaced"
+        return self.store.send_steps(run, steps)
+
+    def _send_files(self, run: StoredRun) -> bool:
+        """Of a run that is being trained only what does not change meanwhile."""
+        is_over = not self.watched.is_running
+        found = {name: content for name, content in self.outbox.files.items() if is_over or name == SPEC_FILE}
+        lacking = {name: content for name, content in found.items() if not run.has(name, content)}
+        for name, content in lacking.items():
+            self.store.send_file(run, name, content)
+        return bool(lacking)
+
+    def _send_end(self, run: StoredRun) -> bool:
+        """How the run ended; one without a record goes on, here or some day."""
+        record = self.outbox.record
+        if record is not None:
+            is_new = run.status != record.status or not run.has(RECORD_FILE, self.outbox.files[RECORD_FILE])
+            if is_new:
+                self.store.send_results(run, record)
+            return is_new
+        status = RUNNING if self.watched.is_running else INTERRUPTED
+        if run.mlflow_status == status and run.status is None:
+            return False
+        self.store.forget_results(run)
+        self.store.client.update_run(run.run_id, status=status)
+        return True
+
+
 class NoTracking:
     """Follows nothing."""
 
-    def start(self, digest: str, parameters: Mapping[str, str]) -> None:
+    def start(self, *_: object) -> None:
         """A run begins, or goes on."""
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """What was measured at a step. A step that the store already has is left as it is."""
+    def log(self, *_: object) -> None:
+        """A line was written."""
 
-    def finish(self, record: RunRecord, path: Path) -> None:
-        """The run ended with `record`, which lies at `path`."""
+    def finish(self, *_: object) -> None:
+        """The run ended, and its record lies in its folder."""
 
     def interrupt(self) -> None:
         """The run stops without a record."""
 
 
-@dataclass(frozen=True)
-class _Step:
-    """The values of one step, when they were measured."""
-
-    step: int
-    values: Mapping[str, float]
-    time: int  # milliseconds, MLflow's unit
-
-
-@dataclass(frozen=True)
-class _End:
-    """The end of a run; without a record it was interrupted."""
-
-    record: RunRecord | None = None
-    path: Path | None = None
-
-
 class Tracker(NoTracking):
-    """Follows one run in MLflow: one MLflow run per digest, each step once, values in batches from a thread."""
+    """Delivers one run while it trains: from a thread, which may block or fail without the run noticing."""
 
     def __init__(
         self,
         uri: str,
+        folder: Path,
         name: str | None = None,
         tags: Mapping[str, str] | None = None,
-        closing_seconds: float = 20.0,
+        closing_seconds: float = CLOSING_SECONDS,
     ) -> None:
-        self._uri = uri
-        self._name = name
+        self._store = Store(uri)
+        self._folder = folder
+        self._name = name or folder.name
         self._tags = dict(tags or {})
-        self._closing_seconds = closing_seconds  # at most, for what is left when a run ends
-        self._queue: queue.Queue[_Step | _End] = queue.Queue()
-        self._thread: threading.Thread | None = None
+        self._closing_seconds = closing_seconds
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mlflow", daemon=True)
+        self._certain_steps: float = -1  # as of the last delivery
+        self._has_delivered = False
+        self._has_warned = False
 
-    def start(self, digest: str, parameters: Mapping[str, str]) -> None:
-        """Find or create the run tagged with `digest`, in the thread; the first start of a process imports mlflow."""
-        _load_mlflow()  # here, because two threads that import at the same time can meet half-loaded modules
-        tags = self._tags | {DIGEST_TAG: digest}
-        sender = _Sender(self._uri, self._name or digest, tags, parameters, self._queue)
-        self._thread = threading.Thread(target=sender.run, name="mlflow", daemon=True)
+    def start(self, *_: object) -> None:
+        """Begin to deliver; the first start of a process imports mlflow."""
+        load_mlflow()  # here, because two threads that import at the same time can meet half-loaded modules
         self._thread.start()
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Queue the finite ones of `values`: MLflow would turn infinity into 1.8e308."""
-        finite = {name: value for name, value in values.items() if math.isfinite(value)}
-        self._queue.put(_Step(step, finite, int(time.time() * 1000)))
-
-    def finish(self, record: RunRecord, path: Path) -> None:
-        """Send what is left, the results and the record as an artifact; gives up after `closing_seconds`."""
-        self._close(_End(record, path))
-
-    def interrupt(self) -> None:
-        """Send what is left and leave the MLflow run to be continued."""
-        self._close(_End())
-
-    def _close(self, end: _End) -> None:
-        if self._thread is None:
+    def finish(self, *_: object) -> None:
+        """Deliver what is left; gives up after `closing_seconds`, and `sync` delivers it then."""
+        if not self._thread.is_alive():
             return
-        self._queue.put(end)
+        self._closing.set()
         self._thread.join(self._closing_seconds)
         if self._thread.is_alive():
-            logger.warning("tracking: %s did not answer within %g s; left behind", self._uri, self._closing_seconds)
+            logger.warning("tracking: %s did not answer within %g s; `k3ablate sync` sends the rest",
+                           self._store.uri, self._closing_seconds)  # fmt: skip
 
+    def interrupt(self) -> None:
+        """Deliver what is left and leave the MLflow run to be continued."""
+        self.finish()
 
-@dataclass
-class _Sender:
-    """The thread's side: everything here may block or fail without the run noticing."""
+    def _run(self) -> None:
+        """Deliver now and then until the run ends. What could not be sent is tried again."""
+        while not self._closing.is_set():
+            self._attempt(is_running=True)
+            self._closing.wait(BATCH_SECONDS)
+        deadline = time.monotonic() + self._closing_seconds
+        while not self._attempt(is_running=False) and self._has_delivered and time.monotonic() < deadline:
+            time.sleep(BATCH_SECONDS)  # a store that has answered before is busy with other runs, or starts again
 
-    uri: str
-    name: str
-    tags: Mapping[str, str]
-    parameters: Mapping[str, str]
-    queue: "queue.Queue[_Step | _End]"
-    pending: list[_Step] = field(default_factory=list)
-    last_step: int = -1
-    client: "MlflowClient | None" = None
-    run_id: str = ""
-    has_warned: bool = False
-
-    def run(self) -> None:
-        """Send a batch now and then until the run ends. What could not be sent is tried again with the next batch."""
-        self._attempt(None)  # connecting takes seconds, for which no step has to wait
-        end = None
-        while end is None:
-            end = self._collect()
-            is_sent = self._attempt(end)
-        if not is_sent and self.client is not None:  # a store that has answered before, busy with other runs
-            time.sleep(BATCH_SECONDS)
-            self._attempt(end)
-
-    def _attempt(self, end: _End | None) -> bool:
+    def _attempt(self, *, is_running: bool) -> bool:
         try:
-            self._send(end)
+            certain_steps = Outbox(self._folder).certain_steps()
+            if is_running and certain_steps == self._certain_steps:
+                return True  # a store need not be asked
+            deliver(self._store, self._folder, Watched(self._name, self._tags, is_running))
         except Exception as error:  # noqa: BLE001 - whatever a store raises, training goes on
-            if not self.has_warned:
-                _warn(self.uri, error)
-            self.has_warned = True
+            if not self._has_warned:
+                _warn(self._store.uri, error)
+            self._has_warned = True
             return False
+        self._certain_steps, self._has_delivered = certain_steps, True
         return True
 
-    def _collect(self) -> _End | None:
-        """Take from the queue for one interval; an end cuts it short."""
-        deadline = time.monotonic() + BATCH_SECONDS
-        while (left := deadline - time.monotonic()) > 0:
-            try:
-                item = self.queue.get(timeout=left)
-            except queue.Empty:
-                return None
-            if isinstance(item, _End):
-                return item
-            self.pending.append(item)
-        return None
 
-    def _send(self, end: _End | None) -> None:
-        client = self.client or self._connect()
-        self._send_metrics(client)
-        if end is None:
-            return
-        if end.record is None or end.path is None:
-            client.set_terminated(self.run_id, MLFLOW_STATUS[Status.OUT_OF_TIME])
-            return
-        self._send_results(client, end.record)
-        client.log_artifact(self.run_id, str(end.path))
-        client.set_terminated(self.run_id, MLFLOW_STATUS[end.record.status])
-
-    def _connect(self) -> "MlflowClient":
-        client = _client(self.uri)
-        experiment = _experiment_id(client, self.uri)
-        known = client.search_runs([experiment], f"tags.{DIGEST_TAG} = '{self.tags[DIGEST_TAG]}'", max_results=1)
-        run = known[0] if known else client.create_run(experiment, tags=dict(self.tags), run_name=self.name)
-        self.run_id = run.info.run_id
-        if known:
-            client.update_run(self.run_id, status="RUNNING")
-            self.last_step = max((entry.step for entry in client.get_metric_history(self.run_id, LOSS)), default=-1)
-        self._send_parameters(client)
-        self.client = client
-        return client
-
-    def _send_parameters(self, client: "MlflowClient") -> None:
-        """The specification's leaves; MLflow accepts the same value again, and the digest makes it the same."""
-        from mlflow.entities import Param
-
-        parameters = [Param(name, value[:MAX_TEXT]) for name, value in self.parameters.items()]
-        for start in range(0, len(parameters), MAX_PARAMETERS):
-            client.log_batch(self.run_id, params=parameters[start : start + MAX_PARAMETERS])
-
-    def _send_metrics(self, client: "MlflowClient") -> None:
-        """Whole steps, in order, in as few calls as MLflow allows."""
-        from mlflow.entities import Metric
-
-        while self.pending:
-            batch: list[Metric] = []
-            count = 0
-            for entry in self.pending:
-                if batch and len(batch) + len(entry.values) > MAX_METRICS:
-                    break
-                count += 1
-                if entry.step > self.last_step:
-                    batch += [Metric(name, value, entry.time, entry.step) for name, value in entry.values.items()]
-            if batch:
-                client.log_batch(self.run_id, metrics=batch)
-            self.last_step = max(self.last_step, self.pending[count - 1].step)
-            del self.pending[:count]
-
-    def _send_results(self, client: "MlflowClient", record: RunRecord) -> None:
-        from mlflow.entities import Metric, RunTag
-
-        now = int(time.time() * 1000)
-        results = {"flops": record.flops, "tokens": float(record.tokens), "wall_seconds": record.wall_seconds}
-        for name, evaluation in record.evaluations.items():
-            results |= {f"{name}/loss": evaluation.loss, f"{name}/bits_per_byte": evaluation.bits_per_byte}
-        metrics = [Metric(f"final/{name}", value, now, record.num_steps) for name, value in results.items()]
-        tags = [RunTag("status", str(record.status)), RunTag("reason", record.reason[:MAX_TEXT])]
-        client.log_batch(self.run_id, metrics=metrics, tags=tags)
+def tracker(root: Path, folder: Path, name: str, tags: Mapping[str, str]) -> NoTracking:
+    """What follows the run in `folder`, as K3ABLATE_TRACKING says."""
+    return Tracker(tracking_uri(root), folder, name, tags) if mode() is Mode.LIVE else NoTracking()
 
 
-def _load_mlflow() -> None:
-    """Import it with its announcements turned off."""
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    import mlflow.tracking  # noqa: F401 - what `_client` takes from there
-
-    logging.getLogger("mlflow").setLevel(logging.WARNING)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-
-
-def _client(uri: str) -> "MlflowClient":
-    _load_mlflow()
-    from mlflow import MlflowClient
-
-    return MlflowClient(uri)
-
-
-def _experiment_id(client: "MlflowClient", uri: str) -> str:
-    """The experiment that holds all runs, created if missing; a local store keeps its artifacts beside it."""
-    experiment = client.get_experiment_by_name(EXPERIMENT)
-    if experiment is not None:
-        return str(experiment.experiment_id)
-    artifacts = None
-    if uri.startswith("sqlite:///"):  # MLflow's default would be a folder of the working folder
-        artifacts = Path(uri.removeprefix("sqlite:///")).with_name("mlartifacts").as_uri()
-    return str(client.create_experiment(EXPERIMENT, artifact_location=artifacts))
+def first_line(error: BaseException) -> str:
+    """What MLflow says in many, shortened."""
+    return (str(error).splitlines() or [type(error).__name__])[0][:200]
 
 
 def _warn(uri: str, error: Exception) -> None:
-    first_line = (str(error).splitlines() or [type(error).__name__])[0]
-    logger.warning("tracking: %s cannot be used, runs go on without it (%s)", uri, first_line[:200])
+    logger.warning(
+        "tracking: %s cannot be used, runs go on without it and `k3ablate sync` sends them later (%s)",
+        uri,
+        first_line(error),
+    )

@@ -29,6 +29,7 @@ from k3ablate.jobs import folders, local
 from k3ablate.jobs.folders import SETTLED_STATES, State, corpora_folder, results_folder
 from k3ablate.jobs.progress import Reporter
 from k3ablate.kernels.warm_up import warm_up
+from k3ablate.labels import Labels
 from k3ablate.plan import Plan, PlanRow, data_recipes, expand
 from k3ablate.recipes import experiment_path, recipe_path
 from k3ablate.records import FLOPS_CONVENTION, METRICS_FILE, RUNS_TABLE, RunRecord, Status, read_table, table
@@ -133,7 +134,7 @@ def run(name: str, root: Path, num_workers: int, reporter: Reporter) -> Ran:
     states = folders.states(root, digests(rows))
     if not SETTLED_STATES.issuperset(states.values()):
         warm_up()
-        _prepare_tracking(root)
+        _prepare_tracking(root, experiment, rows)
     records = local.run_grid(rows, root, experiment.execution, num_workers, reporter)
     return Ran(experiment.name, Counter(str(record.status) for record in records.values()), _problems(rows, records))
 
@@ -307,11 +308,13 @@ def _collected_digests(folder: Path, arm: str, size: str) -> list[str]:
     return runs[(runs["arm"] == arm) & (runs["size"] == size)]["digest"].tolist()
 
 
-def _prepare_tracking(root: Path) -> None:
+def _prepare_tracking(root: Path, experiment: Experiment, rows: Iterable[PlanRow]) -> None:
     """Before the workers start: processes that meet a fresh store at once break it."""
     from k3ablate import tracking
 
-    tracking.prepare(tracking.tracking_uri(root))
+    if tracking.mode() is tracking.Mode.LIVE:
+        labels = Labels.of((row.label for row in rows), experiment.digest())
+        tracking.prepare(root, experiment.name, labels.written())
 
 
 def _data_recipe(name: str) -> DataRecipe:

@@ -1,59 +1,79 @@
 """The store sees each run once, each step once and nothing that is not finite; without a store a run loses nothing."""
 
+import json
 import logging
-import math
 import sqlite3
-import subprocess
-import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 from k3ablate import tracking
-from k3ablate.records import Evaluation, RunRecord, Status
-from k3ablate.tracking import NoTracking, Tracker, prepare, tracking_uri
+from k3ablate.config import InputError, digest
+from k3ablate.mlflow_store import DIGEST_TAG, Store
+from k3ablate.records import Evaluation, FrozenSpec, RunRecord, Status, write_record, write_spec
+from k3ablate.tracking import Delivery, NoTracking, Tracker, Watched, deliver, prepare, tracking_uri
 
 # MLflow 3.17 asks SQLAlchemy 2.1 for something by its old name.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning")
 
-DIGEST = "0123456789abcdef"
-PARAMETERS = {"training.optimizer.kind": "adamw", "model.width": "64"}
+KDA = Watched("kda small", {"arm": "kda"})
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking, "BATCH_SECONDS", 0.05)
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.delenv("K3ABLATE_TRACKING", raising=False)
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of runs with a prepared store; preparing takes a second, so tests share it."""
     root = tmp_path_factory.mktemp("runs")
-    assert prepare(tracking_uri(root))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        assert prepare(root, "demo", b"{}")
     return root
 
 
+@pytest.fixture(scope="module")
+def store(root: Path) -> Store:
+    return Store(f"sqlite:///{root / 'mlflow.db'}")
+
+
 @pytest.fixture
-def finished(tmp_path: Path) -> tuple[RunRecord, Path]:
+def folder(root: Path, request: pytest.FixtureRequest) -> Path:
+    """Of a run that no other test has."""
+    spec = {"model": {"width": 64}, "test": request.node.name}
+    folder = root / digest(spec)
+    (folder / "checkpoints").mkdir(parents=True)
+    write_spec(FrozenSpec(digest=folder.name, spec=spec, versions={}), folder)
+    return folder
+
+
+def train(folder: Path, steps: range, slope: float = 1.0) -> None:
+    """Log what a run that resumes at the first of `steps` logs, and leave a checkpoint after half of them."""
+    path = folder / "metrics.jsonl"
+    before = path.read_text().splitlines(keepends=True)[: steps.start] if path.exists() else []
+    lines = [
+        json.dumps({"step": step, "seconds": step / 10, "loss": 5.0 - slope * step / 1000, "gradient_norm": 1.0}) + "\n"
+        for step in steps
+    ]
+    path.write_text("".join([*before, *lines]))
+    (folder / "checkpoints" / f"step-{(steps.start + steps.stop) // 2:09d}.ckpt").touch()
+
+
+def settle(folder: Path, status: Status = Status.FINISHED, loss: float = 1.5) -> RunRecord:
+    is_finished = status is Status.FINISHED
     record = RunRecord(
-        digest=DIGEST,
-        status=Status.FINISHED,
-        evaluations={"validation": Evaluation(loss=1.5, bits_per_byte=2.0, num_tokens=10)},
-        num_steps=20,
-        tokens=100,
-        flops=1e6,
-        flops_6nd=1e6,
-        active_params=10,
-        total_params=20,
-        wall_seconds=3.0,
-        tokens_per_second=33.0,
-        corpus="c",
-    )
-    path = tmp_path / "record.json"
-    path.write_text(record.model_dump_json())
-    return record, path
+        digest=folder.name, status=status, num_steps=20, tokens=100, flops=1e6, flops_6nd=1e6, active_params=10,
+        total_params=20, wall_seconds=3.0, tokens_per_second=33.0, corpus="c", reason="" if is_finished else "why",
+        evaluations={"validation": Evaluation(loss=loss, bits_per_byte=2.0, num_tokens=10)} if is_finished else {},
+    )  # fmt: skip
+    write_record(record, folder)
+    return record
 
 
 def rows(root: Path, query: str) -> list[tuple[object, ...]]:
@@ -62,12 +82,24 @@ def rows(root: Path, query: str) -> list[tuple[object, ...]]:
         return database.execute(query).fetchall()
 
 
-def steps_of(root: Path, digest: str, metric: str) -> list[object]:
-    query = (
-        "SELECT metrics.step FROM metrics JOIN tags ON tags.run_uuid = metrics.run_uuid "
-        f"WHERE tags.key = 'digest' AND tags.value = '{digest}' AND metrics.key = '{metric}' ORDER BY metrics.step"
+def of_run(folder: Path, query: str) -> list[tuple[object, ...]]:
+    """What they hold of the one run of `folder` that is not deleted."""
+    runs = rows(
+        folder.parent,
+        "SELECT runs.run_uuid FROM runs JOIN tags ON tags.run_uuid = runs.run_uuid WHERE tags.key = 'digest' "
+        f"AND tags.value = '{folder.name}' AND runs.lifecycle_stage = 'active'",
     )
-    return [step for (step,) in rows(root, query)]
+    [(run,)] = runs
+    return rows(folder.parent, query.format(run=f"run_uuid = '{run}'"))
+
+
+def losses(folder: Path) -> list[tuple[object, ...]]:
+    """Steps and losses in the order in which they were sent."""
+    return of_run(folder, "SELECT step, value FROM metrics WHERE key = 'loss' AND {run} ORDER BY rowid")
+
+
+def tags(folder: Path) -> dict[object, object]:
+    return dict(of_run(folder, "SELECT key, value FROM tags WHERE {run}"))  # type: ignore[arg-type]
 
 
 def test_the_store_is_where_the_variable_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,118 +108,191 @@ def test_the_store_is_where_the_variable_says(tmp_path: Path, monkeypatch: pytes
     assert tracking_uri(tmp_path) == "http://tracking.example:5000"
 
 
-def test_one_run_with_its_values_results_and_record(prepared: Path, finished: tuple[RunRecord, Path]) -> None:
-    record, path = finished
-    tracker = Tracker(tracking_uri(prepared), name="kda small", tags={"arm": "kda"})
-    tracker.start(DIGEST, PARAMETERS)
-    for step in range(700):  # two batches of MLflow's size
-        tracker.log(step, {"loss": 5.0 - step / 1000, "gradient_norm": 1.0})
-    tracker.finish(record, path)
-    assert steps_of(prepared, DIGEST, "loss") == list(range(700))
-    run = f"run_uuid = (SELECT run_uuid FROM tags WHERE key = 'digest' AND value = '{DIGEST}')"
-    assert rows(prepared, f"SELECT name, status FROM runs WHERE {run}") == [("kda small", "FINISHED")]
-    assert dict(rows(prepared, f"SELECT key, value FROM params WHERE {run}")) == PARAMETERS
-    tags = dict(rows(prepared, f"SELECT key, value FROM tags WHERE {run}"))
-    assert (tags["arm"], tags["status"]) == ("kda", "finished")
-    final = dict(rows(prepared, f"SELECT key, value FROM metrics WHERE key LIKE 'final/%' AND {run}"))
+def test_one_run_with_its_values_results_and_files(store: Store, folder: Path) -> None:
+    train(folder, range(700))  # two batches of MLflow's size
+    record = settle(folder)
+    (folder / "routing.json").write_text("{}")
+    assert deliver(store, folder, KDA) is Delivery.SENT
+    assert [step for step, _ in losses(folder)] == list(range(700))
+    assert of_run(folder, "SELECT name, status, end_time - start_time FROM runs WHERE {run}") == [
+        ("kda small", "FINISHED", 3000)
+    ]
+    assert dict(of_run(folder, "SELECT key, value FROM params WHERE {run}"))["model.width"] == "64"
+    assert (tags(folder)["arm"], tags(folder)["status"]) == ("kda", "finished")
+    final = dict(of_run(folder, "SELECT key, value FROM metrics WHERE key LIKE 'final/%' AND {run}"))
     assert final["final/validation/loss"] == 1.5
-    [artifact] = (prepared / "mlartifacts").rglob("record.json")
-    assert artifact.read_bytes() == path.read_bytes()
+    [(artifacts,)] = of_run(folder, "SELECT artifact_uri FROM runs WHERE {run}")
+    for name in ("spec.json", "metrics.jsonl", "routing.json", "record.json"):
+        assert Path(str(artifacts).removeprefix("file://"), name).read_bytes() == (folder / name).read_bytes()
+    assert store.records([folder.name, "absent"]) == {folder.name: record}
+    before = rows(folder.parent, "SELECT COUNT(*) FROM metrics")
+    assert deliver(store, folder, KDA) is Delivery.NOTHING_NEW
+    assert rows(folder.parent, "SELECT COUNT(*) FROM metrics") == before
 
 
-def test_a_resumed_run_goes_on_and_no_step_comes_twice(prepared: Path, finished: tuple[RunRecord, Path]) -> None:
-    record, path = finished
-    for first, last in ((0, 7), (4, 12)):  # crashed after step 6, resumed from a checkpoint at 4
-        tracker = Tracker(tracking_uri(prepared))
-        tracker.start("resumed", PARAMETERS)
-        for step in range(first, last):
-            tracker.log(step, {"loss": float(step)})
-        if last == 7:
-            tracker.interrupt()
-        else:
-            tracker.finish(record, path)
-    assert steps_of(prepared, "resumed", "loss") == list(range(12))
-    assert rows(prepared, "SELECT COUNT(*) FROM tags WHERE key = 'digest' AND value = 'resumed'") == [(1,)]
+def test_a_resumed_run_stays_one_run_and_each_step_has_the_resumed_value(store: Store, folder: Path) -> None:
+    train(folder, range(10))  # a checkpoint at 5, then killed
+    deliver(store, folder, KDA)
+    [(run,)] = of_run(folder, "SELECT run_uuid FROM runs WHERE {run}")
+    assert [step for step, _ in losses(folder)] == list(range(5))
+    train(folder, range(5, 20), slope=2.0)
+    deliver(store, folder, KDA)
+    settle(folder)
+    deliver(store, folder, KDA)
+    assert losses(folder) == [(step, 5.0 - (1 + (step >= 5)) * step / 1000) for step in range(20)]
+    assert of_run(folder, "SELECT run_uuid FROM runs WHERE {run}") == [(run,)]
 
 
-def test_an_interrupted_run_says_so(prepared: Path) -> None:
-    tracker = Tracker(tracking_uri(prepared))
-    tracker.start("interrupted", {})
+def test_a_run_that_took_steps_again_that_were_sent_is_sent_anew(store: Store, folder: Path) -> None:
+    train(folder, range(10))
+    deliver(store, folder, KDA)  # up to the checkpoint at 5, which turns out damaged
+    train(folder, range(2, 10), slope=2.0)
+    settle(folder)
+    deliver(store, folder, KDA)
+    assert losses(folder) == [(step, 5.0 - (1 + (step >= 2)) * step / 1000) for step in range(10)]
+    train(folder, range(10), slope=3.0)  # the folder was deleted to train again
+    settle(folder, loss=1.25)
+    deliver(store, folder, KDA)
+    assert losses(folder) == [(step, 5.0 - 3 * step / 1000) for step in range(10)]
+    assert of_run(folder, "SELECT value FROM metrics WHERE key = 'final/validation/loss' AND {run}") == [(1.25,)]
+
+
+def test_a_run_that_is_tried_again_is_not_failed_meanwhile(store: Store, folder: Path) -> None:
+    train(folder, range(10))
+    settle(folder, Status.FAILED)
+    deliver(store, folder, KDA)
+    assert of_run(folder, "SELECT status FROM runs WHERE {run}") == [("FAILED",)]
+    assert (tags(folder)["status"], tags(folder)["reason"]) == ("failed", "why")
+    assert store.records([folder.name])[folder.name].status is Status.FAILED
+    (folder / "record.json").unlink()
+    deliver(store, folder, Watched("kda small", is_running=True))
+    assert of_run(folder, "SELECT status FROM runs WHERE {run}") == [("RUNNING",)]
+    assert "status" not in tags(folder)
+    assert store.records([folder.name]) == {}
+    settle(folder)
+    deliver(store, folder, KDA)
+    assert store.records([folder.name])[folder.name].status is Status.FINISHED
+
+
+def test_an_older_copy_of_the_folder_takes_nothing_back(store: Store, folder: Path) -> None:
+    train(folder, range(10))
+    settle(folder)
+    deliver(store, folder, KDA)
+    (folder / "record.json").unlink()
+    train(folder, range(4))
+    assert deliver(store, folder, KDA) is Delivery.AHEAD
+    assert len(losses(folder)) == 10
+
+
+def test_two_runs_that_two_machines_made_of_one_become_one(store: Store, folder: Path) -> None:
+    train(folder, range(10))
+    for _ in range(2):
+        store.create("copy", {DIGEST_TAG: folder.name})
+    assert [deliver(store, folder, KDA) for _ in range(2)] == [Delivery.SENT, Delivery.NOTHING_NEW]
+    assert [step for step, _ in losses(folder)] == list(range(5))
+
+
+def test_several_senders_at_once_send_one_run(store: Store, folder: Path) -> None:
+    train(folder, range(200))
+    settle(folder)
+    found: list[Delivery] = []
+    threads = [threading.Thread(target=lambda: found.append(deliver(store, folder, KDA))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == [Delivery.NOTHING_NEW] * 3 + [Delivery.SENT]
+    assert [step for step, _ in losses(folder)] == list(range(200))
+
+
+def test_a_record_that_was_changed_in_the_store_is_refused(store: Store, folder: Path) -> None:
+    settle(folder)
+    deliver(store, folder, KDA)
+    [(artifacts,)] = of_run(folder, "SELECT artifact_uri FROM runs WHERE {run}")
+    path = Path(str(artifacts).removeprefix("file://"), "record.json")
+    content = path.read_text()
+    path.write_text(content.replace("1.5", "1.4"))
+    with pytest.raises(InputError, match=r"record\.json was changed in the store.*; delete that run in the store"):
+        store.records([folder.name])
+    run = store.run_of(DIGEST_TAG, folder.name)
+    assert run is not None
+    store.send_file(run, "record.json", content.replace(folder.name, "0" * 16).encode())
+    with pytest.raises(InputError, match=f"holds the record of run {'0' * 16}, this is run {folder.name}"):
+        store.records([folder.name])
+    store.send_file(run, "record.json", b"[]")
+    with pytest.raises(InputError, match=r"record\.json is not the record of a run"):
+        store.records([folder.name])
+
+
+def test_a_run_is_delivered_while_it_trains(store: Store, folder: Path) -> None:
+    tracker = Tracker(store.uri, folder, "live", {"arm": "kda"})
+    tracker.start()
+    train(folder, range(10))
+    deadline = time.monotonic() + 30
+    while not rows(folder.parent, f"SELECT 1 FROM tags WHERE key = 'digest' AND value = '{folder.name}'"):
+        assert time.monotonic() < deadline, "nothing was sent"
+        time.sleep(0.05)
     tracker.interrupt()
-    query = "SELECT status FROM runs JOIN tags ON tags.run_uuid = runs.run_uuid "
-    query += "WHERE tags.key = 'digest' AND tags.value = 'interrupted'"
-    assert rows(prepared, query) == [("KILLED",)]
-
-
-def test_what_is_not_finite_is_never_sent(prepared: Path) -> None:
-    tracker = Tracker(tracking_uri(prepared))
-    tracker.start("not finite", {})
-    tracker.log(0, {"loss": 1.0, "gradient_norm": math.inf})
-    tracker.log(1, {"loss": math.nan, "gradient_norm": 2.0})
-    tracker.interrupt()
-    assert steps_of(prepared, "not finite", "loss") == [0]
-    assert steps_of(prepared, "not finite", "gradient_norm") == [1]
+    assert [step for step, _ in losses(folder)] == list(range(5))
+    assert of_run(folder, "SELECT name, status FROM runs WHERE {run}") == [("live", "KILLED")]
+    train(folder, range(5, 20))
+    tracker = Tracker(store.uri, folder, "live")
+    tracker.start()
+    deliver(store, folder, KDA)  # another process that syncs
+    settle(folder)
+    tracker.finish()
+    assert [step for step, _ in losses(folder)] == list(range(20))
+    assert of_run(folder, "SELECT name, status FROM runs WHERE {run}") == [("live", "FINISHED")]
 
 
 @pytest.mark.parametrize("uri", ["http://127.0.0.1:9", "sqlite:////proc/nowhere/mlflow.db", "nonsense://x"])
-def test_a_store_out_of_reach_costs_one_warning(
-    uri: str, finished: tuple[RunRecord, Path], caplog: pytest.LogCaptureFixture
-) -> None:
-    record, path = finished
-    tracker = Tracker(uri, closing_seconds=30.0)
-    tracker.start(DIGEST, PARAMETERS)
+def test_a_store_out_of_reach_costs_one_warning(uri: str, folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tracker = Tracker(uri, folder, closing_seconds=30.0)
+    tracker.start()
     for step in range(5):
-        tracker.log(step, {"loss": 1.0})
-        time.sleep(0.06)  # several batches fail
-    tracker.finish(record, path)
+        train(folder, range(step, step + 1))
+        time.sleep(0.06)  # several deliveries fail
+    settle(folder)
+    tracker.finish()
     ours = [entry for entry in caplog.records if entry.name == "k3ablate.tracking"]
     assert [entry.levelno for entry in ours] == [logging.WARNING]
-    assert ours[0].message.startswith(f"tracking: {uri} cannot be used, runs go on without it (")
+    said = f"tracking: {uri} cannot be used, runs go on without it and `k3ablate sync` sends them later ("
+    assert ours[0].message.startswith(said)
     assert "\n" not in ours[0].message
 
 
-def test_preparing_a_store_out_of_reach_says_no(caplog: pytest.LogCaptureFixture) -> None:
-    assert not prepare("http://127.0.0.1:9")
+def test_preparing_a_store_out_of_reach_says_no(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    assert not prepare(tmp_path, "demo", b"{}")
     assert len(caplog.records) == 1
 
 
 def test_closing_waits_only_so_long(
-    finished: tuple[RunRecord, Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tracking, "_client", lambda uri: time.sleep(2.0))
-    tracker = Tracker("http://tracking.example", closing_seconds=0.1)
-    tracker.start(DIGEST, {})
+    monkeypatch.setattr(tracking, "deliver", lambda *arguments: time.sleep(2.0))
+    tracker = Tracker("http://tracking.example", folder, closing_seconds=0.1)
+    tracker.start()
     start = time.monotonic()
-    tracker.finish(*finished)
+    tracker.finish()
     assert time.monotonic() - start < 1.0
-    assert caplog.messages == ["tracking: http://tracking.example did not answer within 0.1 s; left behind"]
+    said = "tracking: http://tracking.example did not answer within 0.1 s; `k3ablate sync` sends the rest"
+    assert caplog.messages == [said]
 
 
-def test_tracking_can_be_left_out(finished: tuple[RunRecord, Path], tmp_path: Path) -> None:
-    tracker = NoTracking()
-    tracker.start(DIGEST, PARAMETERS)
-    tracker.log(0, {"loss": 1.0})
-    tracker.finish(*finished)
-    assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
+def test_tracking_can_wait_for_sync(folder: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(tracking.tracker(root, folder, "kda", {}), Tracker)
+    monkeypatch.setenv("K3ABLATE_TRACKING", "spool")
+    assert type(tracking.tracker(root, folder, "kda", {})) is NoTracking
+    monkeypatch.setenv("K3ABLATE_TRACKING", "later")
+    with pytest.raises(InputError, match="K3ABLATE_TRACKING: found 'later'; write one of live, spool"):
+        tracking.tracker(root, folder, "kda", {})
 
 
-CHILD = """
-import sys
-from k3ablate.tracking import Tracker
-tracker = Tracker(sys.argv[1], closing_seconds=60.0)
-tracker.start(sys.argv[2], {})
-for step in range(50):
-    tracker.log(step, {"loss": 1.0})
-tracker.interrupt()
-"""
-
-
-@pytest.mark.slow
-def test_processes_share_a_prepared_store(prepared: Path) -> None:
-    digests = [f"process {number}" for number in range(4)]
-    command = [sys.executable, "-c", CHILD, tracking_uri(prepared)]
-    children = [subprocess.Popen([*command, digest], stderr=subprocess.PIPE, text=True) for digest in digests]
-    said = [child.communicate()[1] for child in children]
-    assert said == [""] * len(digests)  # no warning of ours, no announcement of MLflow's
-    for digest in digests:
-        assert steps_of(prepared, digest, "loss") == list(range(50))
+def test_the_labels_of_an_experiment_are_replaced(store: Store, root: Path) -> None:
+    assert store.plan("unknown") is None
+    assert [store.keep_plan(root, "other", content) for content in (b"1", b"1", b"2")] == [True, False, True]
+    assert store.plan("other") == b"2"
+    assert store.plan("demo") == b"{}"
