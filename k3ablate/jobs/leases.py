@@ -84,8 +84,7 @@ class Lease:
         for _ in _looks(ASIDE_SECONDS):
             content = _read(self.folder / LEASE_FILE)
             if content is not None:
-                holder = _holder(content)
-                return holder is not None and holder.token == self.token
+                return _is_of(self.token, content)
         return False
 
     def check(self) -> None:
@@ -171,7 +170,7 @@ def _leased(folder: Path) -> Iterator[Lease | None]:
                 yield lease
         finally:
             os.close(descriptor)
-            _move_aside(folder, lambda content: _is_of(content, holder.token))
+            _give_back(folder, holder.token)
     finally:
         own.unlink(missing_ok=True)
 
@@ -192,6 +191,14 @@ def _take(folder: Path, own: Path) -> bool:
         else:
             time.sleep(LOOK_SECONDS)
     return True
+
+
+def _give_back(folder: Path, token: str) -> None:
+    """Take the lease of `token` away, unless another's is there."""
+    for _ in _looks(ASIDE_SECONDS):
+        if _read(folder / LEASE_FILE) is not None:
+            _move_aside(folder, partial(_is_of, token))
+            return
 
 
 def _move_aside(folder: Path, is_it: Callable[[bytes], bool]) -> None:
@@ -258,7 +265,7 @@ def _is_dead_here(content: bytes) -> bool:
     return holder is not None and _is_here(holder) and not _lives(holder)
 
 
-def _is_of(content: bytes, token: str) -> bool:
+def _is_of(token: str, content: bytes) -> bool:
     holder = _holder(content)
     return holder is not None and holder.token == token
 
