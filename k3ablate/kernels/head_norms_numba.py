@@ -16,11 +16,26 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from k3ablate.kernels.elementary import sigmoid
+from k3ablate.kernels.elementary import sigmoid, sigmoids
+from k3ablate.kernels.kda_tiles import new_rows
+from k3ablate.kernels.vector import (
+    LANES,
+    add,
+    fma,
+    load,
+    load_first,
+    multiply,
+    splat,
+    store,
+    store_first,
+    subtract,
+    total,
+)
+from k3ablate.kernels.whole_vectors import narrow, widen
 
 compiled = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
 
-_ONE = numpy.float32(1)
+_ZERO, _ONE = numpy.float32(0), numpy.float32(1)
 
 
 def unit_length(x_BTHK: Tensor, scale: float, epsilon: float) -> Tensor:
@@ -75,22 +90,40 @@ def _gated_forward(x_MK: Any, gate_MK: Any, weight_K: Any, epsilon: Any, y_MK: A
 
 @compiled
 def _gated_backward(
-    x_MK: Any, gate_MK: Any, weight_K: Any, epsilon: Any, given_MK: Any, of_x_MK: Any, of_gate_MK: Any, of_weight_K: Any
+    x_MK: Any,
+    gate_MK: Any,
+    weight_1K: Any,
+    epsilon: Any,
+    given_MK: Any,
+    of_x_MK: Any,
+    of_gate_MK: Any,
+    of_weight_1K: Any,
 ) -> None:
-    """Add to `of_weight`, fill the others; `of_x` is the gradient of x."""
+    """Fill the gradients; `of_x` is the gradient of x. In vectors by name: plain loops over so many arrays are not."""
+    num_channels, one = x_MK.shape[1], splat(_ONE)
+    rows = new_rows(3, 1, num_channels)
+    weights, of_weights, shares = rows[0], rows[1], rows[2]
+    widen(weight_1K, weights)
     for m in range(x_MK.shape[0]):
-        factor = _ONE / _root_mean_square(x_MK[m], epsilon)
-        mean = numpy.float32(0)
-        for k in range(x_MK.shape[1]):
-            share, unit = sigmoid(gate_MK[m, k]), factor * x_MK[m, k]
-            through = given_MK[m, k] * share
-            of_weight_K[k] += through * unit
-            of_gate_MK[m, k] = through * unit * weight_K[k] * (_ONE - share)
-            of_x_MK[m, k] = through * weight_K[k]  # so far of the unit-size x
-            mean += of_x_MK[m, k] * unit
-        mean /= numpy.float32(x_MK.shape[1])
-        for k in range(x_MK.shape[1]):
-            of_x_MK[m, k] = factor * (of_x_MK[m, k] - mean * factor * x_MK[m, k])
+        squares, products = splat(_ZERO), splat(_ZERO)
+        for k in range(0, num_channels, LANES):
+            at, count = m * num_channels + k, num_channels - k
+            x, share = load_first(x_MK, at, count), sigmoids(load_first(gate_MK, at, count))
+            store(shares, k, share)
+            of_unit = multiply(load_first(given_MK, at, count), multiply(share, load(weights, k)))
+            squares, products = fma(x, x, squares), fma(of_unit, x, products)
+        factor = _ONE / numpy.sqrt(total(squares) / numpy.float32(num_channels) + epsilon)
+        along = splat(factor * factor * (total(products) / numpy.float32(num_channels)))
+        for k in range(0, num_channels, LANES):
+            at, count = m * num_channels + k, num_channels - k
+            x, share, weight = load_first(x_MK, at, count), load(shares, k), load(weights, k)
+            through = multiply(load_first(given_MK, at, count), share)
+            weighed = multiply(through, multiply(splat(factor), x))
+            store(of_weights, k, add(load(of_weights, k), weighed))
+            store_first(of_gate_MK, at, count, multiply(multiply(weighed, weight), subtract(one, share)))
+            of_x = multiply(splat(factor), subtract(multiply(through, weight), multiply(along, x)))
+            store_first(of_x_MK, at, count, of_x)
+    narrow(of_weights, of_weight_1K)
 
 
 class _UnitLength(torch.autograd.Function):
@@ -132,16 +165,16 @@ class _GatedNorm(torch.autograd.Function):
     def backward(ctx: Any, given_BTHK: Tensor) -> tuple[Tensor | None, ...]:
         x_BTHK, gate_BTHK, weight_K = ctx.saved_tensors
         of_x_BTHK, of_gate_BTHK = torch.empty_like(x_BTHK), torch.empty_like(gate_BTHK)
-        of_weight_K = torch.zeros_like(weight_K)
+        of_weight_K = torch.empty_like(weight_K)
         _gated_backward(
             _heads(x_BTHK),
             _heads(gate_BTHK),
-            weight_K.numpy(),
+            _heads(weight_K),
             ctx.epsilon,
             _heads(given_BTHK.contiguous()),
             _heads(of_x_BTHK),
             _heads(of_gate_BTHK),
-            of_weight_K.numpy(),
+            _heads(of_weight_K),
         )
         return of_x_BTHK, of_gate_BTHK, of_weight_K, None
 

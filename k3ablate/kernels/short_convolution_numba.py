@@ -146,17 +146,18 @@ class _NumbaShortConvolution(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x_BTP: Tensor, before_BUP: Tensor, weight_WP: Tensor) -> Tensor:
-        inputs = tuple(tensor.contiguous() for tensor in (x_BTP, before_BUP, weight_WP))
-        y_BTP = torch.empty_like(inputs[0])
-        _forward(*(tensor.detach().numpy() for tensor in inputs), y_BTP.numpy())
-        ctx.save_for_backward(*inputs)
+        x_BTP, before_BUP, weight_WP = x_BTP.contiguous(), before_BUP.contiguous(), weight_WP.contiguous()
+        y_BTP = torch.empty_like(x_BTP)
+        x, before, weight = (tensor.detach().numpy() for tensor in (x_BTP, before_BUP, weight_WP))
+        _forward(x, before, weight, y_BTP.numpy())
+        ctx.save_for_backward(x_BTP, before_BUP, weight_WP)
         return y_BTP
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, given_BTP: Tensor) -> tuple[Tensor, ...]:
-        inputs = ctx.saved_tensors
-        of_x_BTP, of_before_BUP, of_weight_WP = gradients = tuple(torch.empty_like(tensor) for tensor in inputs)
-        arrays = (tensor.numpy() for tensor in (*inputs, given_BTP.contiguous()))
-        _backward(*arrays, of_x_BTP.numpy(), of_before_BUP.numpy(), of_weight_WP.numpy())
+        gradients = tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors)
+        x, before, weight = (tensor.numpy() for tensor in ctx.saved_tensors)
+        of_x, of_before, of_weight = (tensor.numpy() for tensor in gradients)
+        _backward(x, before, weight, given_BTP.contiguous().numpy(), of_x, of_before, of_weight)
         return gradients

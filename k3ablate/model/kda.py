@@ -6,8 +6,8 @@ initial values: specification 4.1; tensors: section 2. `BoundedSigmoid` is K3's 
 
 `forward` takes whole sequences; `resume` goes on from the state of an earlier segment, down to one token at a time.
 
-Shape legend: `slots.py`, and P channels of all heads together (H x K; value heads are as wide as key heads), U positions
-a convolution looks back.
+Shape legend: `slots.py`, and P channels of all heads together (H x K; value heads are as wide as key heads), U
+positions that a convolution looks back.
 """
 
 import math
