@@ -3,14 +3,17 @@
 Worker processes import this file by name, so it lies on the path of whoever starts them.
 """
 
+import fcntl
 import io
 import os
+import platform
 import signal
 import sys
 import time
 from pathlib import Path
 
 from k3ablate.config import InputError
+from k3ablate.jobs import leases
 from k3ablate.jobs.local import run_grid
 from k3ablate.jobs.progress import reporter
 from k3ablate.jobs.worker import SPIN_VARIABLE, Task
@@ -22,6 +25,11 @@ from k3ablate.plan import PlanRow
 from k3ablate.records import Evaluation, Label, RunRecord, Status
 from k3ablate.training import stopping
 from k3ablate.training.spec import AdamW, Constant, DataRecipe, Execution, PythonSources, RunSpec, TrainingConfig
+
+if "FAKE_HOST" in os.environ:  # this process, launcher or worker, is on a machine of its own with a shared folder
+    platform.node = lambda: os.environ["FAKE_HOST"]
+    fcntl.flock = lambda descriptor, kind: None
+    leases.BEAT_SECONDS, leases.STALE_SECONDS = 0.2, 4.0
 
 UNLUCKY = 1  # the seed of the run that something happens to
 DISK_FULL = 28
@@ -144,6 +152,11 @@ def endless(spec: RunSpec, task: Task, execution: Execution) -> None:
     (task.folder.path / "checkpoints" / "step-1.ckpt").touch()
     time.sleep(600)
     raise AssertionError("nobody stopped this run")
+
+
+def endless_once(spec: RunSpec, task: Task, execution: Execution) -> None:
+    trainer = finish if num_attempts(task.folder.path) else endless
+    trainer(spec, task, execution)
 
 
 def obedient(spec: RunSpec, task: Task, execution: Execution) -> None:

@@ -56,13 +56,18 @@ def is_alive(process_id: int) -> bool:
 
 
 @pytest.fixture
-def start_launcher(tmp_path: Path) -> Iterator[Callable[[str, int], subprocess.Popen[str]]]:
-    """Start a launcher in a process of its own, which is gone when the test is over."""
+def start_launcher(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start a launcher in a process of its own, which is gone when the test is over; `host`: on a machine of its own.
+
+    On such a machine the kernel's locks do nothing, as on a network file system that keeps them to one machine.
+    """
     launchers: list[subprocess.Popen[str]] = []
 
-    def start(trainer: str, num_runs: int) -> subprocess.Popen[str]:
+    def start(trainer: str, num_runs: int, host: str | None = None) -> subprocess.Popen[str]:
         command = [sys.executable, str(HERE / "fake_runs.py"), str(tmp_path), trainer, str(num_runs)]
-        launchers.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        environment = os.environ | ({"FAKE_HOST": host} if host else {})
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        launchers.append(subprocess.Popen(command, **pipes, text=True, env=environment))
         return launchers[-1]
 
     yield start
@@ -150,14 +155,29 @@ def test_threads_are_set_before_libraries_load(launch, fake_runs: ModuleType, mo
 
 
 @pytest.mark.slow
-def test_two_launchers_train_nothing_twice(fake_runs: ModuleType, start_launcher, tmp_path: Path) -> None:
-    launchers = [start_launcher("slow", 6) for _ in range(2)]
+@pytest.mark.parametrize("hosts", [(None, None), ("cn1", "cn2"), ("cn1", "cn1")])
+def test_two_launchers_train_nothing_twice(
+    fake_runs: ModuleType, start_launcher, tmp_path: Path, hosts: tuple[str | None, str | None]
+) -> None:
+    launchers = [start_launcher("slow", 4, host) for host in hosts]
     for launcher in launchers:
         _, errors = launcher.communicate(timeout=PATIENCE_SECONDS)
         assert (launcher.returncode, errors) == (0, "")
-    folders = [folder_of(fake_runs, tmp_path, seed) for seed in range(6)]
-    assert [folder.state() for folder in folders] == [State.FINISHED] * 6
-    assert [fake_runs.num_attempts(folder.path) for folder in folders] == [1] * 6
+    folders = [folder_of(fake_runs, tmp_path, seed) for seed in range(4)]
+    assert [folder.state() for folder in folders] == [State.FINISHED] * 4
+    assert [fake_runs.num_attempts(folder.path) for folder in folders] == [1] * 4
+
+
+@pytest.mark.slow
+def test_a_run_of_a_machine_that_went_away_is_taken_over(fake_runs: ModuleType, start_launcher, tmp_path: Path) -> None:
+    folder = folder_of(fake_runs, tmp_path, seed=0)
+    lost = start_launcher("endless_once", 1, "cn1")
+    wait_until(lambda: (folder.path / "checkpoints" / "step-1.ckpt").exists())
+    other = start_launcher("endless_once", 1, "cn2")
+    lost.kill()
+    _, errors = other.communicate(timeout=PATIENCE_SECONDS)
+    assert (other.returncode, errors) == (0, "")
+    assert (folder.state(), fake_runs.num_attempts(folder.path)) == (State.FINISHED, 2)
 
 
 @pytest.mark.slow
