@@ -185,6 +185,30 @@ class Collected:
 
 
 @dataclass(frozen=True)
+class Synced:
+    """`sync`: what came of sending runs to a store."""
+
+    experiment: str
+    store: str
+    counts: Mapping[str, int]  # what came of it -> runs
+    problems: Sequence[Problem]
+    failure: str | None = None  # of the store, which ended it
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the store now has what there is."""
+        return self.failure is None and not self.problems
+
+    def text(self) -> str:
+        """The counts, and what could not be sent."""
+        lines = [f"{self.experiment}: {_states(self.counts)}; store {self.store}"]
+        lines += [f"{problem.name} {problem.status}: {problem.reason}" for problem in self.problems]
+        if self.failure is not None:
+            lines.append(f"the store cannot be used ({self.failure}); the same command sends what is left")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
 class CorpusSet:
     """One set of a corpus."""
 

@@ -108,6 +108,10 @@ Window = Annotated[
 StepColumn = Annotated[str | None, Parameter(name="--step", help="Column of the steps, where it is not `step`.")]
 HoursColumn = Annotated[str | None, Parameter(name="--hours", help="Column of the hours, where it is not `hours`.")]
 SecondsColumn = Annotated[str | None, Parameter(name="--seconds", help="Column of the seconds, if not `seconds`.")]
+CollectFrom = Annotated[Literal["folders", "mlflow"], Parameter(name="--from", help="Where records are read.")]
+StoreUri = Annotated[str | None, Parameter(help="MLflow store; default: MLFLOW_TRACKING_URI, or the one beside runs.")]
+Cluster = Annotated[str, Parameter(help="A cluster recipe: a file, or the name of one in recipes/cluster.")]
+DryRun = Annotated[bool, Parameter(name="--dry-run", negative="", help="Print the scripts; write and submit nothing.")]
 Workers = Annotated[int | None, Parameter(help="Worker processes, one run each at a time; default: one per core.")]
 
 
@@ -147,6 +151,28 @@ def run(experiment: str, *, workers: Workers = None, json: Json = False) -> int:
 
 
 @app.command
+def submit(experiment: str, *, cluster: Cluster, dry_run: DryRun = False, json: Json = False) -> int:
+    """Hand to Slurm what is neither done nor in its queue, as arrays; the tasks then go on by themselves."""
+    from k3ablate import clusters
+
+    answer = clusters.submit(experiment, _root(), cluster, _say, is_dry_run=dry_run)
+    _show(answer, json)
+    return FAILED if answer.not_submitted else DONE
+
+
+@app.command(show=False)
+def work(packs: Path) -> int:
+    """What a task of a Slurm array runs: its pack of the file PACKS."""
+    from k3ablate import clusters
+    from k3ablate.jobs.progress import reporter
+
+    worked = clusters.work(packs, reporter(sys.stderr))
+    if worked.num_left:
+        return INTERRUPTED
+    return FAILED if worked.counts.get("failed") else DONE
+
+
+@app.command
 def status(experiment: str, *, json: Json = False) -> int:
     """States of the runs by arm and size."""
     from k3ablate import verbs
@@ -155,11 +181,26 @@ def status(experiment: str, *, json: Json = False) -> int:
 
 
 @app.command
-def collect(experiment: str, *, json: Json = False) -> int:
-    """Run folders to one table, as CSV and parquet."""
+def collect(experiment: str, *, source: CollectFrom = "folders", uri: StoreUri = None, json: Json = False) -> int:
+    """Run folders to one table, as CSV and parquet; with --from mlflow, what a store of runs has of them."""
     from k3ablate import publishing
+    from k3ablate.config import InputError
 
+    if source == "mlflow":
+        return _show(publishing.collect_from_store(experiment, _root(), uri), json)
+    if uri is not None:
+        raise InputError(f"--uri {uri}: names a store of runs; write --from mlflow with it")
     return _show(publishing.collect(experiment, _root()), json)
+
+
+@app.command
+def sync(experiment: str, *, uri: StoreUri = None, json: Json = False) -> int:
+    """Send MLflow what it lacks of the runs: after training without a network, or a store that was away."""
+    from k3ablate import syncing
+
+    answer = syncing.sync(experiment, _root(), uri, _say)
+    _show(answer, json)
+    return DONE if answer.is_complete else FAILED
 
 
 @app.command

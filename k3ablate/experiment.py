@@ -6,6 +6,7 @@ before anything is planned. Sizes, budgets and seeds are declared; `plan` multip
 """
 
 import itertools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,8 @@ COMPONENT_PATHS: dict[str, tuple[str, ...]] = {
 }
 
 
+EXPERIMENT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+ExperimentName = Annotated[str, Field(pattern=f"^{EXPERIMENT_NAME.pattern}$")]
 ComponentName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$", max_length=40)]
 
 
@@ -124,7 +127,7 @@ class ListedArm(Config):
 class Experiment(Config):
     """One question in one file."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]*$")
+    name: ExperimentName
     question: str = Field(min_length=1)
     metric: Literal["validation loss"] = "validation loss"
     expected: str = Field(min_length=1)

@@ -10,7 +10,7 @@ from typing import Self
 from pydantic import Field, NonNegativeInt, ValidationError, model_validator
 
 from k3ablate.config import Closed, InputError
-from k3ablate.experiment import ComponentName
+from k3ablate.experiment import ComponentName, ExperimentName
 from k3ablate.model.sizes import Name
 from k3ablate.records import COLUMNS, Label
 
@@ -36,7 +36,7 @@ class _LabelLine(Closed):
 class Labels(Closed):
     """The runs of an experiment, in the order of its plan."""
 
-    experiment: str
+    experiment: ExperimentName
     experiment_digest: str
     lines: tuple[_LabelLine, ...] = Field(min_length=1)
 

@@ -8,6 +8,7 @@ only file that imports mlflow, inside functions, because that takes seconds.
 import hashlib
 import logging
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from k3ablate.config import InputError
-from k3ablate.outbox import LoggedStep, Mark, read_bytes, sending
+from k3ablate.outbox import LoggedStep, Mark, sending
 from k3ablate.records import RECORD_FILE, SETTLED, RunRecord, Status
 
 if TYPE_CHECKING:
@@ -99,19 +100,20 @@ class Store:
     @cached_property
     def experiment_id(self) -> str:
         """MLflow's experiment that holds all runs, created if missing; a local store keeps its artifacts beside it."""
-        experiment = self.client.get_experiment_by_name(EXPERIMENT)
-        if experiment is not None:
-            return str(experiment.experiment_id)
-        artifacts = None
-        if self.uri.startswith(SQLITE):  # MLflow's default would be a folder of the working folder
-            artifacts = Path(self.uri.removeprefix(SQLITE)).with_name("mlartifacts").as_uri()
+        if (known := self._known_experiment()) is not None:
+            return known
         try:
+            # MLflow's default for a local store would be a folder of the working folder.
+            artifacts = None if self._local_artifacts is None else self._local_artifacts.as_uri()
             return str(self.client.create_experiment(EXPERIMENT, artifact_location=artifacts))
         except Exception:
-            experiment = self.client.get_experiment_by_name(EXPERIMENT)  # that another process made meanwhile
-            if experiment is None:
+            if (known := self._known_experiment()) is None:  # that another process made meanwhile
                 raise
-            return str(experiment.experiment_id)
+            return known
+
+    def ask(self) -> None:
+        """Anything: raises what MLflow raises where the store does not answer."""
+        self._known_experiment()
 
     def runs(self) -> dict[str, StoredRun]:
         """Every run there is, by digest."""
@@ -155,7 +157,7 @@ class Store:
         for digest in digests:
             content = self.read_file(known[digest], RECORD_FILE) if digest in known else None
             if content is not None:
-                found[digest] = _record(content, digest, f"{self.uri}: run {known[digest].run_id}")
+                found[digest] = _record(content, digest, f"{shown(self.uri)}: run {known[digest].run_id}")
         return found
 
     def send_file(self, run: StoredRun, name: str, content: bytes) -> None:
@@ -170,12 +172,11 @@ class Store:
         """The file that was sent, or None; one that was changed since is an InputError."""
         if FILE_TAG + name not in run.tags:
             return None
-        with tempfile.TemporaryDirectory() as folder:
-            content = read_bytes(Path(self.client.download_artifacts(run.run_id, name, folder)))
+        content = self._read(run, name)
         if not run.has(name, content):
             raise InputError(
-                f"{self.uri}: run {run.run_id}: {name} was changed in the store, its SHA-256 is not that of what was "
-                f"sent; {RESEND}"
+                f"{shown(self.uri)}: run {run.run_id}: {name} was changed in the store: its SHA-256 is not that of "
+                f"what was sent; {RESEND}"
             )
         return content
 
@@ -227,13 +228,34 @@ class Store:
 
         self.client.log_batch(run.run_id, metrics=metrics, tags=[RunTag(name, text) for name, text in tags.items()])
 
+    def _read(self, run: StoredRun, name: str) -> bytes:
+        if self._local_artifacts is not None:  # beside the store, which may have been moved: MLflow knows the old place
+            path = self._local_artifacts / run.run_id / "artifacts" / name
+            if path.is_file():
+                return path.read_bytes()
+        with tempfile.TemporaryDirectory() as folder:
+            return Path(self.client.download_artifacts(run.run_id, name, folder)).read_bytes()
+
+    @property
+    def _local_artifacts(self) -> Path | None:
+        """Of a store that is a file here."""
+        if not self.uri.startswith(SQLITE):
+            return None
+        return Path(self.uri.removeprefix(SQLITE)).absolute().with_name("mlartifacts")
+
+    def _known_experiment(self) -> str | None:
+        experiment = self.client.get_experiment_by_name(EXPERIMENT)
+        return None if experiment is None else str(experiment.experiment_id)
+
     def _search(self, condition: str) -> list[StoredRun]:
         """Runs that are not deleted, the oldest first, the same order for everybody."""
+        if (experiment := self._known_experiment()) is None:
+            return []
         found: list[StoredRun] = []
         token: str | None = None
         while True:
             page = self.client.search_runs(
-                [self.experiment_id], condition, max_results=MAX_FOUND, order_by=["start_time ASC"], page_token=token
+                [experiment], condition, max_results=MAX_FOUND, order_by=["start_time ASC"], page_token=token
             )
             found += map(_stored, page)
             token = page.token
@@ -249,6 +271,11 @@ def load_mlflow() -> None:
 
     logging.getLogger("mlflow").setLevel(logging.CRITICAL)  # it logs what it also raises
     logging.getLogger("alembic").setLevel(logging.WARNING)
+
+
+def shown(text: str) -> str:
+    """An address, or what names one, without the password that it may hold."""
+    return re.sub(r"(?<=://)[^/@\s]*@", "...@", text)
 
 
 def _client(uri: str) -> "MlflowClient":

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from k3ablate.config import Tree
+from k3ablate.config import InputError, Tree
 from k3ablate.records import (
     CHECKPOINTS_FOLDER,
     METRICS_FILE,
@@ -130,7 +130,12 @@ class Outbox:
 
 @contextmanager
 def sending(folder: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
-    """Keep other senders of what lies in `folder` out while the block lasts; raises Busy after `seconds` of waiting."""
+    """Keep other senders of what lies in `folder` out while the block lasts; raises Busy after `seconds` of waiting.
+
+    InputError where `folder` is a link: what lies elsewhere is not sent.
+    """
+    if folder.is_symlink():
+        raise InputError(f"{folder}: is a symbolic link; put the folder itself there, or delete it")
     descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     deadline = time.monotonic() + seconds
     try:

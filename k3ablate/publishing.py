@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas
@@ -20,11 +21,12 @@ import pandas
 from k3ablate import splitting
 from k3ablate.answers import ArmResult, Collected, Problem, Reported
 from k3ablate.config import InputError
-from k3ablate.experiment import Experiment, load
+from k3ablate.experiment import EXPERIMENT_NAME, Experiment, load
 from k3ablate.fits.analysis import Analysis, ArmAnalysis, analyse
 from k3ablate.fits.split_analysis import split_analysis
 from k3ablate.jobs import folders
 from k3ablate.jobs.folders import results_folder
+from k3ablate.labels import Labels
 from k3ablate.plan import PlanRow
 from k3ablate.recipes import experiment_path
 from k3ablate.records import FLOPS_CONVENTION, RunRecord, table, write_table
@@ -35,12 +37,16 @@ from k3ablate.report.tables import Provenance, render_text, write_tables
 from k3ablate.splitting import SplitAnswer
 from k3ablate.verbs import digests, plan_from_known_corpora
 
+if TYPE_CHECKING:
+    from k3ablate.mlflow_store import Store
+
 RUNS_STEM = "runs"
 TABLE_STEM = "table"
 CURVES_FILE = "curves.csv"
 FIGURE_STEM = "figure"
 SPLIT_STEM = "split"
 BOOTSTRAP_SEED = 0  # the same records give the same intervals
+SYNC = "`k3ablate sync {name}` where it ran"
 MAX_NAMED = 6  # of the runs that are missing
 
 
@@ -68,6 +74,35 @@ def runs(name: str, root: Path) -> tuple[pandas.DataFrame, str]:
 def collect(name: str, root: Path) -> Collected:
     """Write the table of records as CSV and parquet; InputError where no run has ended yet."""
     return _collected(_read(name, root))
+
+
+def collect_from_store(name: str, root: Path, uri: str | None) -> Collected:
+    """The same table, byte by byte, from what a store has, on a machine that need not have runs, corpora or plans.
+
+    The store at `uri`, or the usual one, has to know how `name` calls its runs (`sync`); InputError where it does not,
+    where it cannot be used, or where what it has is not what was sent.
+    """
+    from k3ablate import tracking
+    from k3ablate.mlflow_store import SQLITE, Store, shown
+
+    place = uri or tracking.tracking_uri(root)
+    experiment, experiment_digest = _identity(name)
+    if place.startswith(SQLITE) and not Path(place.removeprefix(SQLITE)).exists():
+        raise InputError(f"{place}: no such store; name one by --uri, or by {tracking.URI_VARIABLE}")
+    try:
+        labels, records = _stored(Store(place), experiment)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(
+            f"{shown(place)}: cannot be used ({tracking.first_line(error)}); name a store that answers by --uri"
+        ) from error
+    if labels is None or not records:
+        raise InputError(f"{shown(place)}: has no run of {experiment} that has ended; {SYNC.format(name=name)}")
+    if experiment_digest not in (None, labels.experiment_digest) or labels.experiment != experiment:
+        raise InputError(f"{shown(place)}: knows another version of {experiment}; {SYNC.format(name=name)}")
+    found = labels.labels()
+    return _written(experiment, table(found, records), len(found), results_folder(root, experiment))
 
 
 def report(
@@ -146,11 +181,35 @@ def _read(name: str, root: Path) -> _Material:
     return _Material(name, experiment, rows, records, results_folder(root, experiment.name))
 
 
+def _identity(name: str) -> tuple[str, str | None]:
+    """An experiment's own name and its digest, which is None where its file is not here and `name` is that name."""
+    try:
+        path = experiment_path(name)
+    except InputError:
+        if not EXPERIMENT_NAME.fullmatch(name):
+            raise
+        return name, None
+    experiment = load(path)
+    return experiment.name, experiment.digest()
+
+
+def _stored(store: "Store", experiment: str) -> tuple[Labels | None, Mapping[str, RunRecord]]:
+    """How an experiment calls its runs, and the records there are of them."""
+    content = store.plan(experiment)
+    if content is None:
+        return None, {}
+    labels = Labels.read(content, f"the plan of {experiment} in the store")
+    return labels, store.records(dict.fromkeys(line.digest for line in labels.lines if line.digest))
+
+
 def _collected(material: _Material) -> Collected:
-    frame = material.table()
-    files = write_table(frame, material.folder / RUNS_STEM)
+    return _written(material.experiment.name, material.table(), len(material.rows), material.folder)
+
+
+def _written(experiment: str, frame: pandas.DataFrame, num_planned: int, folder: Path) -> Collected:
+    files = write_table(frame, folder / RUNS_STEM)
     counts = Counter(frame["status"].tolist())
-    return Collected(material.experiment.name, [str(file) for file in files], len(frame), len(material.rows), counts)
+    return Collected(experiment, [str(file) for file in files], len(frame), num_planned, counts)
 
 
 def _with_missing(analysis: Analysis, material: _Material) -> Analysis:

@@ -16,7 +16,17 @@ from enum import StrEnum, auto
 from pathlib import Path
 
 from k3ablate.config import InputError
-from k3ablate.mlflow_store import DIGEST_TAG, INTERRUPTED, RUNNING, SENT_TAG, SQLITE, Store, StoredRun, load_mlflow
+from k3ablate.mlflow_store import (
+    DIGEST_TAG,
+    INTERRUPTED,
+    RUNNING,
+    SENT_TAG,
+    SQLITE,
+    Store,
+    StoredRun,
+    load_mlflow,
+    shown,
+)
 from k3ablate.outbox import NOTHING, Outbox, sending
 from k3ablate.records import RECORD_FILE, SPEC_FILE
 
@@ -204,7 +214,7 @@ class Tracker(NoTracking):
         self._thread.join(self._closing_seconds)
         if self._thread.is_alive():
             logger.warning("tracking: %s did not answer within %g s; `k3ablate sync` sends the rest",
-                           self._store.uri, self._closing_seconds)  # fmt: skip
+                           shown(self._store.uri), self._closing_seconds)  # fmt: skip
 
     def interrupt(self) -> None:
         """Deliver what is left and leave the MLflow run to be continued."""
@@ -241,12 +251,12 @@ def tracker(root: Path, folder: Path, name: str, tags: Mapping[str, str]) -> NoT
 
 def first_line(error: BaseException) -> str:
     """What MLflow says in many, shortened."""
-    return (str(error).splitlines() or [type(error).__name__])[0][:200]
+    return shown((str(error).splitlines() or [type(error).__name__])[0][:200])
 
 
 def _warn(uri: str, error: Exception) -> None:
     logger.warning(
         "tracking: %s cannot be used, runs go on without it and `k3ablate sync` sends them later (%s)",
-        uri,
+        shown(uri),
         first_line(error),
     )

@@ -584,9 +584,30 @@ def test_help_names_every_command(k3ablate: Callable[..., Result]) -> None:
     assert result.code == 0
     for command in (
         "check", "plan", "run", "status", "collect", "report", "demo", "count", "doctor", "data", "fit", "split",
-        "compare", "power",
+        "compare", "power", "sync",
     ):  # fmt: skip
         assert f" {command} " in result.out
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated:DeprecationWarning")
+def test_what_was_left_in_folders_is_sent_and_collected_again(
+    k3ablate: Callable[..., Result], place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    fake_records(place / "runs")
+    k3ablate("collect", "tiny.yaml")
+    table = place / "runs" / "results" / "tiny" / "runs.csv"
+    here = table.read_bytes()
+    sent = k3ablate("sync", "tiny.yaml")
+    assert (sent.code, sent.out) == (0, f"tiny: 2 sent; store sqlite:///{place / 'runs' / 'mlflow.db'}\n")
+    assert json.loads(k3ablate("sync", "tiny.yaml", "--json").out)["counts"] == {"nothing_new": 2}
+    table.unlink()
+    assert k3ablate("collect", "tiny.yaml", "--from", "mlflow").code == 0
+    assert table.read_bytes() == here
+    lost = k3ablate("sync", "tiny.yaml", "--uri", "http://127.0.0.1:9")
+    assert (lost.code, lost.out.splitlines()[-1][:25]) == (1, "the store cannot be used ")
+    assert_refused(k3ablate("collect", "tiny.yaml", "--uri", "http://127.0.0.1:9"), "write --from mlflow with it")
 
 
 def log_curves(folders: list[RunFolder]) -> None:

@@ -120,3 +120,10 @@ def test_one_sender_at_a_time(folder: Path) -> None:
         raise AssertionError("two senders")
     with sending(folder):
         pass
+
+
+def test_what_lies_elsewhere_is_not_sent(folder: Path) -> None:
+    link = folder.with_name("link")
+    link.symlink_to(folder)
+    with pytest.raises(InputError, match="link: is a symbolic link"), sending(link):
+        raise AssertionError("sent")

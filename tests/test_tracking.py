@@ -2,7 +2,10 @@
 
 import json
 import logging
+import os
 import sqlite3
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -212,7 +215,7 @@ def test_a_record_that_was_changed_in_the_store_is_refused(store: Store, folder:
     path = Path(str(artifacts).removeprefix("file://"), "record.json")
     content = path.read_text()
     path.write_text(content.replace("1.5", "1.4"))
-    with pytest.raises(InputError, match=r"record\.json was changed in the store.*; delete that run in the store"):
+    with pytest.raises(InputError, match=r"record\.json was changed in the store: .*; delete that run in the store"):
         store.records([folder.name])
     run = store.run_of(DIGEST_TAG, folder.name)
     assert run is not None
@@ -296,3 +299,15 @@ def test_the_labels_of_an_experiment_are_replaced(store: Store, root: Path) -> N
     assert [store.keep_plan(root, "other", content) for content in (b"1", b"1", b"2")] == [True, False, True]
     assert store.plan("other") == b"2"
     assert store.plan("demo") == b"{}"
+
+
+@pytest.mark.slow
+def test_a_run_that_waits_for_sync_imports_no_mlflow(folder: Path) -> None:
+    script = (
+        "import sys, pathlib\nfrom k3ablate import tracking\nfolder = pathlib.Path(sys.argv[1])\n"
+        "found = tracking.tracker(folder.parent, folder, 'kda', {})\n"
+        "found.start()\nfound.finish()\nprint('mlflow' in sys.modules)"
+    )
+    environment = os.environ | {"K3ABLATE_TRACKING": "spool"}
+    command = [sys.executable, "-c", script, str(folder)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout == "False\n"
