@@ -107,6 +107,7 @@ class RunRecord(OfRun):
     kernels: dict[str, str] = Field(default_factory=dict)  # operation -> implementation that ran
     device: str = "cpu"
     versions: dict[str, str] = Field(default_factory=dict)  # python, torch, lightning, k3ablate, code (git) ...
+    codes: tuple[str, ...] = ()  # versions of the code that trained it, first to last
 
     @model_validator(mode="after")
     def _loss_only_when_finished(self) -> Self:

@@ -16,7 +16,7 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import cache, partial
@@ -92,6 +92,10 @@ class Lease:
         if not self.is_mine():
             raise LostLease(f"{self.folder}: another process took this run over; it goes on there")
 
+    def guards(self) -> AbstractContextManager[None]:
+        """While the block lasts, this process is kept from writing in the folder once the lease is lost."""
+        return guarded(self.folder, self.check)
+
 
 @dataclass
 class Watch:
@@ -144,6 +148,12 @@ def held(folder: Path) -> Held:
     return Held.YES if _is_locked(folder / LOCK_FILE) or _lives(holder) else Held.DEAD
 
 
+def scheduler_job() -> str:
+    """What Slurm calls the job that this process belongs to, or empty."""
+    array, task = (os.environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
+
+
 def beat_is_old(folder: Path, now: float) -> bool:
     """Whether the lease was last written STALE_SECONDS before `now`, a time of the same file server."""
     try:
@@ -166,7 +176,7 @@ def _leased(folder: Path) -> Iterator[Lease | None]:
                 return
             own.unlink()
             lease = Lease(folder, holder.token)
-            with _beating(descriptor, holder), guarded(folder, lease.check):
+            with _beating(descriptor, holder), lease.guards():
                 yield lease
         finally:
             os.close(descriptor)
@@ -245,7 +255,7 @@ def _this_process() -> Holder:
         boot=_boot(),
         pid=os.getpid(),
         started=_started(os.getpid()),
-        job=os.environ.get("SLURM_JOB_ID", ""),
+        job=scheduler_job(),
         beat=0,
     )
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from k3ablate.config import InputError
 from k3ablate.jobs.attempts import Attempt, Cause, attempts, give_up, note_attempt
 from k3ablate.jobs.folders import LOG_FILE, Progress, RunFolder, prepare
-from k3ablate.jobs.leases import Watch
+from k3ablate.jobs.leases import Watch, scheduler_job
 from k3ablate.jobs.progress import Pace, Reporter, Standing
 from k3ablate.jobs.worker import Answer, Outcome, Task, Trainer, train_run, work, write_failure
 from k3ablate.records import SETTLED, Label, RunRecord
@@ -367,8 +367,7 @@ def _signals_ignored() -> Iterator[None]:
 
 
 def _note_death(folder: RunFolder, cause: str) -> None:
-    job = os.environ.get("SLURM_JOB_ID", "")
-    steps = folder.saved_steps()
+    steps, job = folder.saved_steps(), scheduler_job()
     note_attempt(folder.path, Attempt(cause=Cause.WORKER_DIED, num_steps=steps, detail=cause, job=job, host=node()))
 
 

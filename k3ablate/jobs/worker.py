@@ -153,10 +153,14 @@ def write_failure(folder: RunFolder, reason: str, details: str) -> RunRecord:
 
 
 def _train(task: Task, execution_json: str, trainer: Trainer) -> None:
+    from k3ablate.training.provenance import versions_beside
     from k3ablate.training.spec import Execution
 
     folder = task.folder
     spec = folder.spec()
+    found = versions_beside(folder.frozen().versions)
+    if "planned_code" in found:
+        print(f"planned with code {found['planned_code']}, goes on with {found['code']}")
     execution = Execution.model_validate_json(execution_json)
     try:
         trainer(spec, task, execution)

@@ -3,6 +3,7 @@
 import hashlib
 import platform
 import subprocess
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +24,12 @@ def versions() -> dict[str, str]:
     if (PACKAGE.parent / "pyproject.toml").exists() and lock.exists():
         found["lock"] = hashlib.sha256(lock.read_bytes()).hexdigest()[:16]
     return found
+
+
+def versions_beside(planned: Mapping[str, str]) -> dict[str, str]:
+    """`versions`, with `planned_code` where the run was `planned` with other code than carries it out."""
+    code = planned.get("code")
+    return versions() | ({} if code in (None, versions()["code"]) else {"planned_code": str(code)})
 
 
 def _commit(package: Path) -> str | None:

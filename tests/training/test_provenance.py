@@ -35,3 +35,9 @@ def test_the_code_is_a_commit_only_where_git_knows_the_package(tmp_path: Path) -
     assert provenance._commit(package) == commit
     (package / "__init__.py").write_text("changed = True\n")
     assert provenance._commit(package) == f"{commit}-dirty"
+
+
+def test_other_code_than_was_planned_with_is_told() -> None:
+    found = provenance.versions()
+    assert provenance.versions_beside(found) == provenance.versions_beside({}) == found
+    assert provenance.versions_beside({"code": "0ther"}) == found | {"planned_code": "0ther"}
