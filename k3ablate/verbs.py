@@ -134,7 +134,7 @@ def run(name: str, root: Path, num_workers: int, reporter: Reporter) -> Ran:
     states = folders.states(root, digests(rows))
     if not SETTLED_STATES.issuperset(states.values()):
         warm_up()
-        _prepare_tracking(root, experiment, rows)
+        prepare_tracking(root, experiment, rows)
     records = local.run_grid(rows, root, experiment.execution, num_workers, reporter)
     return Ran(experiment.name, Counter(str(record.status) for record in records.values()), _problems(rows, records))
 
@@ -308,7 +308,7 @@ def _collected_digests(folder: Path, arm: str, size: str) -> list[str]:
     return runs[(runs["arm"] == arm) & (runs["size"] == size)]["digest"].tolist()
 
 
-def _prepare_tracking(root: Path, experiment: Experiment, rows: Iterable[PlanRow]) -> None:
+def prepare_tracking(root: Path, experiment: Experiment, rows: Iterable[PlanRow]) -> None:
     """Before the workers start: processes that meet a fresh store at once break it."""
     from k3ablate import tracking
 

@@ -1,0 +1,198 @@
+"""What does Slurm's controller say? Its limits, its queue, a task's state; scripts handed to it, tasks requeued.
+
+Few questions, each about everything at once, since a controller serves a whole cluster; what fails for now is tried
+again with growing pauses. Answers come from options made for programs, never from tables for people. Which runs a task
+carries out is in `submissions`, what is submitted in `slurm`.
+"""
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from k3ablate.config import InputError
+
+PAUSES = (2.0, 5.0, 10.0, 20.0, 30.0)  # seconds between tries
+ANSWER_SECONDS = 180.0  # sbatch itself waits up to two minutes for room in the queue
+
+# What sbatch and scontrol say when the same may be accepted, or understood, a little later.
+UNREACHABLE = (
+    "Unable to contact slurm controller", "Socket timed out", "Connection refused", "Connection timed out",
+    "Zero Bytes were transmitted", "Communication connection failure", "Transport endpoint is not connected",
+)  # fmt: skip
+FULL = (
+    "AssocMaxSubmitJobLimit", "QOSMaxSubmitJobPerUserLimit", "AssocGrpSubmitJobsLimit", "QOSGrpSubmitJobsLimit",
+    "Job violates accounting/QOS policy", "temporarily unable to accept job",
+)  # fmt: skip
+NO_TIME = ("None", "N/A", "Unknown")
+OVER = frozenset({
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
+    "TIMEOUT",
+})  # fmt: skip
+
+
+class Unreachable(Exception):  # noqa: N818 - an answer of its own kind
+    """The controller did not answer, for all the patience there was; a command may or may not have been carried out."""
+
+
+class Refused(Exception):  # noqa: N818
+    """The controller said no, in its words."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of the whole cluster."""
+
+    max_array_size: int  # one more than the highest index
+    max_jobs: int  # tasks that the controller keeps in mind, ended ones included
+
+
+@dataclass(frozen=True)
+class QueuedTask:
+    """One task that the controller knows: `job` is the array's id, `index` the task's in it (None: no array)."""
+
+    job: str
+    index: int | None
+    state: str
+    comment: str
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it is still to run, or runs."""
+        return self.state not in OVER
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """What the controller says of one task that runs or is being ended. A cancelled one is ended, and none of these."""
+
+    is_running: bool
+    is_preempted: bool  # another job takes its place, or has taken it
+    is_over_limit: bool  # of its time
+    num_restarts: int  # more than the task was told when it started: it is in the queue again
+
+
+def limits() -> Limits:
+    """As the controller is configured; InputError where there is no Slurm."""
+    text = _ask("scontrol", "show", "config")
+    found = dict(re.findall(r"^(\w+)\s*=\s*(\d+)", text, flags=re.MULTILINE))
+    return Limits(max_array_size=int(found["MaxArraySize"]), max_jobs=int(found["MaxJobCount"]))
+
+
+def queue() -> list[QueuedTask]:
+    """Every task that the controller knows and shows, of everybody, ended ones included: one question."""
+    text = _ask("squeue", "--noheader", "--array", "--all", "--states=all", "--format=%i|%T|%k")
+    return [_queued(line) for line in text.splitlines() if line]
+
+
+def facts(task: str) -> TaskFacts | None:
+    """Of `task`, written <array>_<index>; None where the controller has forgotten it."""
+    try:
+        text = _ask("scontrol", "--oneliner", "show", "job", task)
+    except Refused:
+        return None
+    found = dict(part.partition("=")[::2] for part in text.split())
+    run_time, limit = _seconds(found["RunTime"]), _seconds(found["TimeLimit"])
+    return TaskFacts(
+        is_running=found["JobState"] == "RUNNING",
+        is_preempted=found.get("PreemptTime", "None") not in NO_TIME,
+        is_over_limit=run_time is not None and limit is not None and run_time >= limit,
+        num_restarts=int(found["Restarts"]),
+    )
+
+
+def submit(script: Path, comment: str, array: str | None = None) -> str:
+    """Hand in `script`, whose comment is `comment`; the job's id. `array` replaces the script's indices.
+
+    Refused with Slurm's words; Unreachable. A submission that seemed to fail is looked for in the queue before it is
+    tried again.
+    """
+    known = {task.job for task in queue() if task.comment == comment}
+    indices = [] if array is None else [f"--array={array}"]
+    for _ in _tries():
+        try:
+            return _once(("sbatch", "--parsable", *indices, str(script))).strip().partition(";")[0]
+        except Unreachable:
+            accepted = {task.job for task in queue() if task.comment == comment} - known
+            if accepted:
+                return accepted.pop()
+        except Refused as refused:
+            if not _says(str(refused), FULL):
+                raise
+            last = refused
+    raise last
+
+
+def requeue(task: str) -> bool:
+    """Put `task`, written <array>_<index>, back into the queue; False where Slurm does not do that for it."""
+    assert "_" in task, "an array's own id would requeue all of it"
+    try:
+        _ask("scontrol", "requeue", task)
+    except Refused:
+        return False
+    return True
+
+
+def _seconds(duration: str) -> int | None:
+    """Slurm's [days-]hours:minutes:seconds; None for words like UNLIMITED."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", duration)
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return ((24 * days + hours) * 60 + minutes) * 60 + seconds
+
+
+def _queued(line: str) -> QueuedTask:
+    name, state, comment = line.split("|", maxsplit=2)
+    job, _, index = name.partition("_")
+    return QueuedTask(job, int(index) if index.isdigit() else None, state, comment)
+
+
+def _ask(*command: str) -> str:
+    """What `command` prints. Unreachable after several tries, Refused at once."""
+    for pause_is_over in _tries():
+        try:
+            return _once(command)
+        except Unreachable:
+            if not pause_is_over:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def _tries() -> Iterator[bool]:
+    """One item per try, after its pause: whether there will be another."""
+    yield bool(PAUSES)
+    for number, pause in enumerate(PAUSES, start=1):
+        time.sleep(pause)
+        yield number < len(PAUSES)
+
+
+def _once(command: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(
+            command, env=_environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            errors="replace", timeout=ANSWER_SECONDS, check=False,
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise InputError(
+            f"{command[0]}: no such command, so no Slurm here; run this where jobs are submitted"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise Unreachable(f"{command[0]} gave no answer in {ANSWER_SECONDS:.0f} s") from None
+    if done.returncode == 0:
+        return done.stdout
+    message = " ".join(done.stderr.split()) or f"{command[0]} exited with code {done.returncode}"
+    raise Unreachable(message) if _says(message, UNREACHABLE) else Refused(message)
+
+
+def _says(message: str, phrases: Sequence[str]) -> bool:
+    return any(phrase.lower() in message.lower() for phrase in phrases)
+
+
+def _environment() -> Mapping[str, str]:
+    """Without what Slurm tells a task about itself: a job submitted from there would take it for its own."""
+    own = ("SLURM_", "SLURMD_", "SRUN_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(own) or name == "SLURM_CONF"}
