@@ -22,7 +22,8 @@ from k3ablate.model.moe import Experts, RoutedFeedForward
 from k3ablate.model.residual import AttnResStream, PlainStream
 from k3ablate.model.sizes import Size, scaled
 from k3ablate.training.module import cross_entropy
-from k3ablate.training.optim import build_optimizer, factor, set_learning_rate
+from k3ablate.training.optim import build_optimizer, set_learning_rate
+from k3ablate.training.schedules import factor
 
 EXPERIMENTS = sorted((Path(__file__).parent.parent / "experiments").glob("*.yaml"))
 every_experiment = pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)

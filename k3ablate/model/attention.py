@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from k3ablate.kernels.causal_attention import causal_attention
 from k3ablate.kernels.rotary import rotary
 from k3ablate.model.norms import RMSNorm
-from k3ablate.model.slots import Dial, Mixer, MixerConfig
+from k3ablate.model.slots import Dial, HeadCut, Mixer, MixerConfig
 
 
 class Softmax(MixerConfig):
@@ -162,7 +162,7 @@ class SoftmaxAttention(Mixer):
 
     def __init__(self, config: Softmax, width: int) -> None:
         super().__init__()
-        self.head_width = config.head_width
+        self.config = config
         inner, shared = config.num_heads * config.head_width, config.num_key_value_heads * config.head_width
         self.query = nn.Linear(width, inner, bias=False)
         self.key = nn.Linear(width, shared, bias=False)
@@ -170,10 +170,17 @@ class SoftmaxAttention(Mixer):
         self.output = nn.Linear(inner, width, bias=False)
         self.rotation = Rotary(config.head_width, config.rotary_base)
 
+    def head_cuts(self) -> Mapping[nn.Module, HeadCut]:
+        """Queries by query heads, keys and values by those they share."""
+        queries = HeadCut(self.config.num_heads, (self.config.head_width,))
+        shared = HeadCut(self.config.num_key_value_heads, (self.config.head_width,))
+        return {self.query: queries, self.key: shared, self.value: shared}
+
     def forward(self, x_BTD: Tensor) -> Tensor:
         """x_BTD -> y_BTD."""
+        width = self.config.head_width
         query_BTHK, key_BTGK, value_BTGV = (
-            projection(x_BTD).unflatten(-1, (-1, self.head_width)) for projection in (self.query, self.key, self.value)
+            projection(x_BTD).unflatten(-1, (-1, width)) for projection in (self.query, self.key, self.value)
         )
         attended = causal_attention(self.rotation(query_BTHK), self.rotation(key_BTGK), value_BTGV)
         y_BTD: Tensor = self.output(attended.flatten(2))
@@ -195,6 +202,14 @@ class LatentAttention(Mixer):
         self.key_value_up = nn.Linear(key_value_rank, heads * (config.head_width + config.value_width), bias=False)
         self.output = nn.Linear(config.inner_width, width, bias=False)
         self.rotation = rotation
+
+    def head_cuts(self) -> Mapping[nn.Module, HeadCut]:
+        """A head's query with its position slice, its key and its value; the projections to latents belong to none."""
+        config = self.config
+        return {
+            self.query_up: HeadCut(config.num_heads, (config.query_width,)),
+            self.key_value_up: HeadCut(config.num_heads, (config.head_width, config.value_width)),
+        }
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """x_BTD -> y_BTD."""

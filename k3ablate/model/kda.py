@@ -26,7 +26,7 @@ from k3ablate.kernels.head_norms import gated_norm, unit_length
 from k3ablate.kernels.kda import kda
 from k3ablate.kernels.short_convolution import short_convolution
 from k3ablate.model.norms import RMSNorm, at_least_float32, full_precision
-from k3ablate.model.slots import Dial, Initialised, Mixer, MixerConfig
+from k3ablate.model.slots import Dial, HeadCut, Initialised, Mixer, MixerConfig
 
 TIME_STEPS = (1e-3, 1e-1)  # range of the initial decay's time step
 TIME_STEP_FLOOR = 1e-4
@@ -209,6 +209,11 @@ class KimiDeltaAttention(Mixer):
         self.norm = RMSNorm(config.head_width, config.norm_epsilon)  # applied together with the gate
         self.gate = nn.Linear(width, inner, bias=False) if config.gate == "full_rank" else _low_rank_gate(config, width)
         self.output = nn.Linear(inner, width, bias=False)
+
+    def head_cuts(self) -> Mapping[nn.Module, HeadCut]:
+        """Queries, keys and values; decay, write strength and gates belong to none."""
+        heads = HeadCut(self.config.num_heads, (self.config.head_width,))
+        return {self.query: heads, self.key: heads, self.value: heads}
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """x_BTD -> y_BTD."""

@@ -12,7 +12,7 @@ A active experts of a token, N tokens (B x T), L latent width, F hidden width of
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from torch import Generator, Tensor, nn
 
@@ -77,8 +77,19 @@ class MixerConfig(Config):
         """The torch module, uninitialised: `initialise` fills every parameter."""
 
 
+class HeadCut(NamedTuple):
+    """How the rows of a projection belong to heads: one head after the other, each with these blocks in this order."""
+
+    num_heads: int
+    rows: tuple[int, ...]  # of each block of a head
+
+
 class Mixer(nn.Module):
     """x_BTD -> y_BTD, causal. The caller normalises the input and owns the residual."""
+
+    @abstractmethod
+    def head_cuts(self) -> Mapping[nn.Module, HeadCut]:
+        """Projections to queries, keys and values, which per-head Muon cuts along heads; it leaves all others whole."""
 
     @abstractmethod
     def forward(self, x_BTD: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ from torch.optim import Optimizer
 
 from k3ablate.model.balancing import Balancer
 from k3ablate.training.module import LanguageModule
-from k3ablate.training.optim import factor, set_learning_rate
+from k3ablate.training.optim import set_learning_rate
+from k3ablate.training.schedules import factor
 from k3ablate.training.spec import TrainingConfig
 
 

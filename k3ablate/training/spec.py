@@ -11,6 +11,8 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from k3ablate.config import Config
 from k3ablate.model.decoder import ModelConfig
+from k3ablate.training.optimizers import OptimizerConfig
+from k3ablate.training.schedules import ScheduleConfig
 
 Seed = Annotated[int, Field(ge=0, lt=2**63)]  # fits a column of whole numbers
 
@@ -82,63 +84,6 @@ class DataRecipe(Config):
         return 256 if isinstance(self.tokenizer, Bytes) else self.tokenizer.vocabulary_size
 
 
-class AdamW(Config):
-    """AdamW (Loshchilov and Hutter 2019). No decay on vectors, norms, gates' A_log and dt_bias, nor embeddings."""
-
-    kind: Literal["adamw"] = "adamw"
-    learning_rate: PositiveFloat
-    beta1: float = Field(default=0.9, ge=0, lt=1)
-    beta2: float = Field(default=0.95, ge=0, lt=1)
-    epsilon: PositiveFloat = 1e-8
-    weight_decay: float = Field(default=0.1, ge=0)
-
-
-class Muon(Config):
-    """Muon for matrices with AdamW for the rest (specification 4.7): update RMS 0.2 by the 0.2 sqrt(max) factor."""
-
-    kind: Literal["muon"] = "muon"
-    learning_rate: PositiveFloat
-    momentum: float = Field(default=0.95, ge=0, lt=1)
-    weight_decay: float = Field(default=0.1, ge=0)
-    rest: AdamW
-
-
-class Cosine(Config):
-    """Linear warm-up, then a half cosine to `final_fraction` of the peak (K3: 1 percent warm-up)."""
-
-    kind: Literal["cosine"] = "cosine"
-    warmup_fraction: float = Field(default=0.01, ge=0, lt=1)
-    final_fraction: float = Field(default=0.1, ge=0, le=1)
-
-
-class WarmupStableDecay(Config):
-    """Linear warm-up, constant, cosine decay over the last `decay_fraction` of the steps (K2)."""
-
-    kind: Literal["wsd"] = "wsd"
-    warmup_fraction: float = Field(default=0.01, ge=0, lt=1)
-    decay_fraction: float = Field(default=0.355, gt=0, le=1)  # K2: 5.5T of 15.5T tokens
-    final_fraction: float = Field(default=0.1, ge=0, le=1)
-
-
-class Linear(Config):
-    """Linear warm-up, then linear to `final_fraction` of the peak."""
-
-    kind: Literal["linear"] = "linear"
-    warmup_fraction: float = Field(default=0.01, ge=0, lt=1)
-    final_fraction: float = Field(default=0.0, ge=0, le=1)
-
-
-class Constant(Config):
-    """Linear warm-up, then constant."""
-
-    kind: Literal["constant"] = "constant"
-    warmup_fraction: float = Field(default=0.01, ge=0, lt=1)
-
-
-OptimizerConfig = Annotated[AdamW | Muon, Field(discriminator="kind")]
-ScheduleConfig = Annotated[Cosine | WarmupStableDecay | Linear | Constant, Field(discriminator="kind")]
-
-
 class TrainingConfig(Config):
     """How a model is trained. Lengths in tokens, batches in sequences per optimizer step."""
 
@@ -188,6 +133,16 @@ class RunSpec(Config):
             raise ValueError(
                 f"model.vocabulary_size is {self.model.vocabulary_size}, "
                 f"the tokenizer makes {self.data.vocabulary_size} tokens; write at least that"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _warmup_ends(self) -> Self:
+        num_warmup = self.training.schedule.num_warmup(self.num_steps)
+        if num_warmup > self.num_steps:
+            raise ValueError(
+                f"training.schedule.warmup_steps is {num_warmup} and the run has {self.num_steps} steps, so that it "
+                "would never reach its learning rate; write fewer, or warmup_fraction"
             )
         return self
 

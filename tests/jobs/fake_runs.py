@@ -24,7 +24,9 @@ from k3ablate.model.feedforward import Dense
 from k3ablate.plan import PlanRow
 from k3ablate.records import Evaluation, Label, RunRecord, Status
 from k3ablate.training import stopping
-from k3ablate.training.spec import AdamW, Constant, DataRecipe, Execution, PythonSources, RunSpec, TrainingConfig
+from k3ablate.training.optimizers import AdamW
+from k3ablate.training.schedules import Constant
+from k3ablate.training.spec import DataRecipe, Execution, PythonSources, RunSpec, TrainingConfig
 
 if "FAKE_HOST" in os.environ:  # this process, launcher or worker, is on a machine of its own with a shared folder
     platform.node = lambda: os.environ["FAKE_HOST"]

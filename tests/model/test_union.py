@@ -23,7 +23,7 @@ from k3ablate.model.feedforward import ActivationUnion
 from k3ablate.model.kda import KDA, DecayUnion
 from k3ablate.model.moe import LatentMoE
 from k3ablate.training.optim import build_optimizer
-from k3ablate.training.spec import AdamW, Muon
+from k3ablate.training.optimizers import AdamW, AdamWRule, Muon
 
 VOCABULARY, WIDTH, DEPTH, CONTEXT = 61, 24, 3, 19
 
@@ -44,6 +44,8 @@ SMALL = {
     "num_blocks": 2,
 }
 ADAMW = AdamW(learning_rate=0.1)
+MUON = Muon(learning_rate=0.1, rest=AdamWRule(learning_rate=0.1))
+PER_HEAD = MUON.model_copy(update={"cut": "per_head"})
 ROUTED = {"kind": "moe", "num_experts": 8, "num_active": 2, "expert_width": 16}
 
 
@@ -178,7 +180,7 @@ def test_fast_kernels_equal_plain_ones(config: ModelConfig, monkeypatch: pytest.
 
 
 @every_case
-@pytest.mark.parametrize("optimizer", [ADAMW, Muon(learning_rate=0.1, rest=ADAMW)], ids=["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", [ADAMW, MUON, PER_HEAD], ids=["adamw", "muon", "per_head"])
 def test_every_parameter_is_in_one_optimizer_group_and_only_matrices_decay(
     config: ModelConfig, optimizer: AdamW | Muon
 ) -> None:

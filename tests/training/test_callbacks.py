@@ -20,7 +20,8 @@ from k3ablate.training.callbacks import (
     TimeLimit,
 )
 from k3ablate.training.module import LanguageModule
-from k3ablate.training.optim import build_optimizer, factor
+from k3ablate.training.optim import build_optimizer
+from k3ablate.training.schedules import factor
 from k3ablate.training.spec import RunSpec
 
 

@@ -13,7 +13,9 @@ from k3ablate.config import InputError
 from k3ablate.training import data
 from k3ablate.training.corpus import Corpus, build, open_corpus
 from k3ablate.training.data import StepBatches, batch, check_budget, windows
-from k3ablate.training.spec import AdamW, Constant, DataRecipe, LocalFiles, TrainingConfig
+from k3ablate.training.optimizers import AdamW
+from k3ablate.training.schedules import Constant
+from k3ablate.training.spec import DataRecipe, LocalFiles, TrainingConfig
 
 CONTEXT = 8
 NUM_WINDOWS = 62  # of 500 tokens: 499 targets in windows of 8

@@ -1,4 +1,4 @@
-"""Every parameter in one role, updates against plain definitions, schedules against known values."""
+"""Updates of a whole decoder against plain definitions, and state that goes on where it stopped."""
 
 import copy
 import math
@@ -9,18 +9,15 @@ from torch import Generator, Tensor, nn
 
 from k3ablate.config import parse
 from k3ablate.model.decoder import Decoder, ModelConfig, initialise
-from k3ablate.training.optim import (
-    Role,
-    build_optimizer,
-    factor,
-    orthogonalise,
-    roles,
-    set_learning_rate,
-)
-from k3ablate.training.spec import AdamW, Constant, Cosine, Linear, Muon, WarmupStableDecay
+from k3ablate.training.groups import rules
+from k3ablate.training.muon import pieces
+from k3ablate.training.optim import build_optimizer, set_learning_rate
+from k3ablate.training.optimizers import AdamW, AdamWRule, Muon, Role
 
 ADAMW = AdamW(learning_rate=0.01, weight_decay=0.5)
-MUON = Muon(learning_rate=0.02, weight_decay=0.3, momentum=0.9, rest=ADAMW)
+REST = AdamWRule(learning_rate=0.01, weight_decay=0.5)
+MUON = Muon(learning_rate=0.02, weight_decay=0.3, momentum=0.9, rest=REST)
+PER_HEAD = MUON.model_copy(update={"cut": "per_head"})
 
 
 def k3_like() -> Decoder:
@@ -48,47 +45,25 @@ def fill_gradients(decoder: Decoder, seed: int) -> None:
         parameter.grad = torch.randn(parameter.shape, generator=draw)
 
 
-def names_of(decoder: Decoder, parameters: list[nn.Parameter]) -> set[str]:
-    names = {id(parameter): name for name, parameter in decoder.named_parameters()}
-    return {names[id(parameter)] for parameter in parameters}
+def of_role(decoder: Decoder, *roles: Role) -> dict[str, nn.Parameter]:
+    parameters = dict(decoder.named_parameters())
+    return {rule.name: parameters[rule.name] for rule in rules(decoder, ADAMW) if rule.role in roles}
 
 
-def test_every_parameter_has_one_role() -> None:
+@pytest.mark.parametrize("decayed", [(Role.MATRIX, Role.HEAD), (Role.VECTOR,), (), tuple(Role)], ids=str)
+@pytest.mark.parametrize("config", [ADAMW, MUON], ids=["adamw", "muon"])
+def test_what_is_decayed_is_stated_by_role(config: AdamW | Muon, decayed: tuple[Role, ...]) -> None:
     decoder = k3_like()
-    sorted_parameters = roles(decoder)
-    found = [id(parameter) for parameters in sorted_parameters.values() for parameter in parameters]
-    assert sorted(found) == sorted(id(parameter) for parameter in decoder.parameters())
-
-
-def test_roles_follow_what_a_parameter_does() -> None:
-    decoder = k3_like()
-    sorted_parameters = roles(decoder)
-    assert names_of(decoder, sorted_parameters[Role.EMBEDDING]) == {"embedding.weight"}
-    assert names_of(decoder, sorted_parameters[Role.HEAD]) == {"head.weight"}
-    vectors = names_of(decoder, sorted_parameters[Role.VECTOR])
-    matrices = names_of(decoder, sorted_parameters[Role.MATRIX])
-    for word in ("A_log", "dt_bias", "norm", "query_D", "convolution"):
-        holders = {name for name, _ in decoder.named_parameters() if word in name}
-        assert holders, f"the model of this test has no {word}"
-        assert holders <= vectors
-    assert all(dict(decoder.named_parameters())[name].ndim in (2, 3) for name in matrices)
-    stacks = {name for name, parameter in decoder.named_parameters() if parameter.ndim == 3 and "convol" not in name}
-    assert stacks
-    assert stacks <= matrices
-
-
-def test_adamw_decays_matrices_and_head_only() -> None:
-    decoder = k3_like()
-    sorted_parameters = roles(decoder)
     before = {name: parameter.detach().clone() for name, parameter in decoder.named_parameters()}
-    optimizer = build_optimizer(decoder, ADAMW)
+    optimizer = build_optimizer(decoder, config.model_copy(update={"decayed": decayed}))
     for parameter in decoder.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
-    decayed = names_of(decoder, sorted_parameters[Role.MATRIX] + sorted_parameters[Role.HEAD])
+    by_muon = set(of_role(decoder, Role.MATRIX)) if isinstance(config, Muon) else set()
+    shrunk = of_role(decoder, *decayed)
     for name, parameter in decoder.named_parameters():
-        expected = before[name] * (1 - 0.01 * 0.5) if name in decayed else before[name]
-        torch.testing.assert_close(parameter.detach(), expected)
+        decay = (0.02 * 0.3 if name in by_muon else 0.01 * 0.5) if name in shrunk else 0.0
+        torch.testing.assert_close(parameter.detach(), before[name] * (1 - decay))
 
 
 def plain_orthogonalised(matrix: Tensor) -> Tensor:
@@ -100,38 +75,26 @@ def plain_orthogonalised(matrix: Tensor) -> Tensor:
     return x
 
 
-@pytest.mark.parametrize("shape", [(7, 3), (3, 7), (5, 5), (1, 4)])
-def test_newton_schulz_is_the_definition_matrix_by_matrix(shape: tuple[int, int]) -> None:
-    matrices = torch.randn(3, *shape, generator=Generator().manual_seed(1))
-    expected = torch.stack([plain_orthogonalised(matrix) for matrix in matrices])
-    torch.testing.assert_close(orthogonalise(matrices), expected, rtol=1e-4, atol=1e-5)
-
-
-def test_newton_schulz_brings_singular_values_near_one_and_leaves_zero() -> None:
-    matrices = torch.randn(2, 16, 24, generator=Generator().manual_seed(2))
-    values = torch.linalg.svdvals(orthogonalise(matrices))
-    assert values.min() > 0.6
-    assert values.max() < 1.3
-    assert torch.equal(orthogonalise(torch.zeros(1, 3, 2)), torch.zeros(1, 3, 2))
-
-
-def test_two_muon_steps_are_the_definition() -> None:
+@pytest.mark.parametrize("config", [MUON, PER_HEAD], ids=["whole", "per_head"])
+def test_two_muon_steps_are_the_definition(config: Muon) -> None:
     decoder = k3_like()
-    optimizer = build_optimizer(decoder, MUON)
-    matrices = roles(decoder)[Role.MATRIX]
-    expected = [parameter.detach().clone() for parameter in matrices]
-    momenta = [torch.zeros_like(parameter) for parameter in expected]
+    optimizer = build_optimizer(decoder, config)
+    matrices = of_role(decoder, Role.MATRIX)
+    cuts = {rule.name: rule.cut for rule in rules(decoder, config)}
+    expected = {name: parameter.detach().clone() for name, parameter in matrices.items()}
+    momenta = {name: torch.zeros_like(weight) for name, weight in expected.items()}
     for seed in (3, 4):
         fill_gradients(decoder, seed)
-        for parameter, weight, momentum in zip(matrices, expected, momenta, strict=True):
-            momentum.mul_(0.9).add_(parameter.grad)
-            pairs = zip(weight.view(-1, *weight.shape[-2:]), momentum.view(-1, *weight.shape[-2:]), strict=True)
-            for matrix, direction in pairs:
-                scale = 0.2 * math.sqrt(max(matrix.shape))
-                matrix -= 0.02 * (plain_orthogonalised(direction) * scale + 0.3 * matrix)
+        for name, parameter in matrices.items():
+            momenta[name].mul_(0.9).add_(parameter.grad)
+            both = (pieces(tensors[name], cuts[name]) for tensors in (expected, momenta))
+            for blocks, directions in zip(*both, strict=True):
+                for block, direction in zip(blocks, directions, strict=True):
+                    scale = 0.2 * math.sqrt(max(block.shape))
+                    block -= 0.02 * (plain_orthogonalised(direction) * scale + 0.3 * block)
         optimizer.step()
-    for parameter, weight in zip(matrices, expected, strict=True):
-        torch.testing.assert_close(parameter.detach(), weight, rtol=1e-4, atol=1e-6)
+    for name, parameter in matrices.items():
+        torch.testing.assert_close(parameter.detach(), expected[name], rtol=1e-4, atol=1e-6)
 
 
 def test_muon_leaves_the_rest_to_adamw() -> None:
@@ -142,7 +105,7 @@ def test_muon_leaves_the_rest_to_adamw() -> None:
             fill_gradients(decoder, seed)
             optimizer.step()
     for role in (Role.EMBEDDING, Role.HEAD, Role.VECTOR):
-        for ours, theirs in zip(roles(by_muon)[role], roles(by_adamw)[role], strict=True):
+        for ours, theirs in zip(of_role(by_muon, role).values(), of_role(by_adamw, role).values(), strict=True):
             assert torch.equal(ours, theirs)
 
 
@@ -157,7 +120,7 @@ def test_muon_update_has_the_rms_of_adamw() -> None:
     assert rms == pytest.approx(0.2, rel=0.25)  # Newton-Schulz ends between 0.7 and 1.2
 
 
-@pytest.mark.parametrize("config", [ADAMW, MUON], ids=["adamw", "muon"])
+@pytest.mark.parametrize("config", [ADAMW, MUON, PER_HEAD], ids=["adamw", "muon", "per_head"])
 def test_state_round_trip_continues_bit_for_bit(config: AdamW | Muon) -> None:
     decoder = k3_like()
     optimizer = build_optimizer(decoder, config)
@@ -186,31 +149,3 @@ def test_learning_rates_are_fractions_of_each_groups_peak() -> None:
     set_learning_rate(optimizer, 0.5)
     set_learning_rate(optimizer, 0.25)
     assert [group["lr"] for group in optimizer.param_groups] == [0.005, 0.0025, 0.0025]
-
-
-def test_cosine_known_values() -> None:
-    schedule = Cosine(warmup_fraction=0.1, final_fraction=0.2)
-    values = [factor(schedule, step, 100) for step in (0, 4, 9, 10, 55, 99)]
-    last = 0.2 + 0.8 * 0.5 * (1 + math.cos(math.pi * 89 / 90))
-    assert values == pytest.approx([0.1, 0.5, 1.0, 1.0, 0.6, last])
-
-
-def test_warmup_stable_decay_known_values() -> None:
-    schedule = WarmupStableDecay(warmup_fraction=0.02, decay_fraction=0.4, final_fraction=0.1)
-    values = [factor(schedule, step, 100) for step in (0, 1, 2, 60, 80)]
-    assert values == pytest.approx([0.5, 1.0, 1.0, 1.0, 0.55])
-
-
-def test_linear_and_constant_known_values() -> None:
-    assert [factor(Linear(warmup_fraction=0.0), step, 11) for step in (0, 1, 6)] == pytest.approx([1.0, 1.0, 0.5])
-    assert [factor(Constant(warmup_fraction=0.5), step, 8) for step in (0, 3, 7)] == [0.25, 1.0, 1.0]
-
-
-@pytest.mark.parametrize("schedule", [Cosine(), WarmupStableDecay(), Linear(), Constant()])
-@pytest.mark.parametrize("num_steps", [1, 2, 3, 50, 997])
-def test_schedules_rise_to_the_peak_and_never_rise_again(schedule: object, num_steps: int) -> None:
-    values = [factor(schedule, step, num_steps) for step in range(num_steps)]
-    peak = values.index(1.0)
-    assert values[: peak + 1] == sorted(values[: peak + 1])
-    assert values[peak:] == sorted(values[peak:], reverse=True)
-    assert min(values) > 0  # no step is wasted
