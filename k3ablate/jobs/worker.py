@@ -22,6 +22,7 @@ from k3ablate import storage
 from k3ablate.config import InputError
 from k3ablate.jobs.folders import LOG_FILE, Progress, RunFolder, corpora_folder
 from k3ablate.jobs.leases import LostLease
+from k3ablate.kernels.pages import keep_pages
 from k3ablate.records import SETTLED, RunRecord, Status
 from k3ablate.training import stopping
 
@@ -71,6 +72,7 @@ def work(connection: "Connection[Answer, Task]", num_threads: int, execution_jso
     threading.Thread(target=_die_with_launcher, daemon=True).start()
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(num_threads)))
     os.environ.setdefault(SPIN_VARIABLE, SPIN_COUNT)
+    keep_pages()
     while True:
         try:
             task = connection.recv()

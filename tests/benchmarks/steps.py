@@ -10,6 +10,7 @@ from torch.nn import functional
 
 from k3ablate.config import parse
 from k3ablate.experiment import load
+from k3ablate.kernels.pages import keep_pages
 from k3ablate.model.counting import count
 from k3ablate.model.decoder import Decoder, ModelConfig, initialise
 from k3ablate.model.sizes import Size, matched, scaled
@@ -17,6 +18,8 @@ from k3ablate.recipes import recipe
 
 VOCABULARY = 256
 DEMO = Path(__file__).parents[2] / "experiments" / "demo.yaml"
+
+keep_pages()  # as every worker does
 
 
 def demo_size(name: str) -> Size:
