@@ -14,6 +14,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim import Optimizer
 
 from k3ablate.model.balancing import Balancer
+from k3ablate.training import stopping
 from k3ablate.training.module import LanguageModule
 from k3ablate.training.optim import set_learning_rate
 from k3ablate.training.schedules import factor
@@ -154,3 +155,21 @@ class TimeLimit(StepCallback):
         """Stop after this step; `SaveCheckpoints` comes later and saves it."""
         if time.monotonic() - self._start > self.seconds:
             trainer.should_stop = True
+
+
+class StopOnRequest(StepCallback):
+    """Asks training to stop once this process has been asked to (`stopping`)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.was_heard = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take the signals back that Lightning has taken; it restores them when it is done."""
+        super().on_train_start(trainer, pl_module)
+        stopping.listen_again()
+
+    def on_step(self, trainer: Trainer, module: LanguageModule, step: int) -> None:
+        """Stop after this step; `SaveCheckpoints` comes later and saves it."""
+        if stopping.requested():
+            self.was_heard = trainer.should_stop = True

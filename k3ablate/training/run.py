@@ -48,6 +48,7 @@ from k3ablate.training.callbacks import (
     Diverged,
     LearningRate,
     StopOnDivergence,
+    StopOnRequest,
     TimeLimit,
 )
 from k3ablate.training.checkpoints import AtomicCheckpoints, SaveCheckpoints, newest
@@ -59,6 +60,7 @@ from k3ablate.training.module import LanguageModule
 from k3ablate.training.provenance import versions
 from k3ablate.training.sources import TRAIN_SET
 from k3ablate.training.spec import Execution, RunSpec
+from k3ablate.training.stopping import Stopped
 
 # What Lightning says although nothing is wrong: Slurm's own launcher is not used on purpose, and Lightning 2.6 asks
 # torch 2.13 for a class by its old name.
@@ -118,6 +120,8 @@ class _Run:
             return self._record(Status.DIVERGED, str(reason))
         if self.trainer.global_step < self.spec.num_steps:
             done = f"{self.trainer.global_step} of {self.spec.num_steps} steps"
+            if self.stop_request.was_heard:
+                raise Stopped(f"asked to stop after {done}")
             return self._record(Status.OUT_OF_TIME, f"max_hours {self.execution.max_hours:g} passed after {done}")
         return self._evaluated()
 
@@ -154,6 +158,10 @@ class _Run:
     @cached_property
     def clock(self) -> Clock:
         return Clock()
+
+    @cached_property
+    def stop_request(self) -> StopOnRequest:
+        return StopOnRequest()
 
     @cached_property
     def module(self) -> LanguageModule:
@@ -199,6 +207,7 @@ class _Run:
             BalancingStep(balancers),
             MetricsLog(metrics, every, inspect_every, spec, self.counts, self.clock, balancers, self.tracker),
             TimeLimit(limit),
+            self.stop_request,
             SaveCheckpoints(self.checkpoints, spec.digest(), execution.checkpoint_seconds),
         ]
 

@@ -18,24 +18,32 @@ class Stopped(Exception):  # noqa: N818 - an outcome of an attempt
 
 
 def listen() -> None:
-    """From now on the signals only leave a note; belongs to the main thread, and before Lightning looks at SIGTERM."""
+    """From now on the signals only leave a note. Belongs to the main thread."""
+    _Noted.is_listening = True
     for number in SIGNALS:
         signal.signal(number, _note)
 
 
+def listen_again() -> None:
+    """Where this process listens: after Lightning, whose own handler of SIGTERM raises in the middle of things."""
+    if _Noted.is_listening:
+        listen()
+
+
+def deafen() -> None:
+    """End what `listen` began; the signals' handlers stay."""
+    _Noted.is_listening = _Noted.is_stop = False
+
+
 def requested() -> bool:
-    """Whether a signal has come since `forget`, or since the process began."""
+    """Whether a signal has come since this process listens."""
     return _Noted.is_stop
-
-
-def forget() -> None:
-    """Begin anew: whoever asked has been heard."""
-    _Noted.is_stop = False
 
 
 class _Noted:
     """A signal's handler has no other place to write to."""
 
+    is_listening = False
     is_stop = False
 
 

@@ -92,7 +92,7 @@ def test_a_signal_leaves_a_note(number: signal.Signals) -> None:
         os.kill(os.getpid(), number)
         assert stopping.requested()
     finally:
-        stopping.forget()
+        stopping.deafen()
         for each, handler in previous.items():
             signal.signal(each, handler)
     assert not stopping.requested()
