@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from k3ablate.config import InputError
-from k3ablate.fits.curves import Drawing, seeds_of, shared_curves
+from k3ablate.fits.curves import Drawing, shared_curves
 from k3ablate.fits.forecasts import Prediction, check_point, forecast
 from k3ablate.fits.forms import POWER, POWER_FLOOR, SHARED, SHARED_FLOOR, Array, curve_named
 from k3ablate.fits.hypotheses import parallel_test
@@ -159,7 +159,7 @@ def _together(
     shared = shared_curves(seen, form, baseline, None, Drawing(options.delta, options.num_draws, generator))
     if shared.noise is None:
         return {}, dict(shared.refused)
-    rejected, against = _against(seen, form, options.delta)
+    rejected, against = _against(seen, form, options.delta, shared.noise if shared.noise.source == "seeds" else None)
     noise_D = shared.noise.draw([ONE_MORE_RUN], options.num_draws, generator)[:, 0]
     found = {}
     for arm, fitted in (shared.warned(against) if against else shared).fits.items():
@@ -183,10 +183,10 @@ def _default_baseline(points: Mapping[str, _Points], form: str) -> str:
     return first
 
 
-def _against(seen: Observations, form: str, delta: float) -> tuple[bool, str | None]:
+def _against(seen: Observations, form: str, delta: float, seeds: Noise | None) -> tuple[bool, str | None]:
     """Whether the test of one exponent for all arms rejects a shared form, and what it or its absence says."""
     try:
-        test = parallel_test(seen.points, None, delta, seeds_of(seen))
+        test = parallel_test(seen.points, None, delta, seeds)
     except InputError as error:
         return False, f"{form} is a hypothesis, which these points do not test: {error}"
     if not test.rejected:

@@ -17,7 +17,7 @@ from scipy import stats
 from k3ablate.config import InputError
 from k3ablate.fits.forms import Array
 from k3ablate.fits.joint import JointForm
-from k3ablate.fits.minimise import ROUNDING_SQUARE, minimise, scale
+from k3ablate.fits.minimise import ROUNDING_SQUARE, scale
 
 LEAST_SQUARES = float("inf")
 LEVEL = 0.05
@@ -41,9 +41,9 @@ def floor_range(compute: Sequence[Array], loss: Sequence[Array]) -> FloorRange:
     data = scale(np.log(np.concatenate(compute))[:, None], np.log(np.concatenate(loss))[None])
     floors_F = np.linspace(0, HIGHEST_FLOOR, NUM_FLOORS) * np.exp(data.y_SN.min())
     starts_FP, y_FN = free.starts(data, floors_F, factors=(1.0,))[0], np.repeat(data.y_SN, NUM_FLOORS, axis=0)
-    theta_FP, objective_F = minimise(replace(free, hold_floor=True), y_FN, data.x_NV, starts_FP, LEAST_SQUARES)
+    theta_FP, objective_F = replace(free, hold_floor=True).minimise(y_FN, data.x_NV, starts_FP, LEAST_SQUARES)
     lowest = int(objective_F.argmin())
-    theta_SP, objective_S = minimise(free, data.y_SN, data.x_NV, theta_FP[lowest : lowest + 1], LEAST_SQUARES)
+    theta_SP, objective_S = free.minimise(data.y_SN, data.x_NV, theta_FP[lowest : lowest + 1], LEAST_SQUARES)
     best, degrees = float(theta_SP[0, 0]), len(data.x_NV) - free.num_free
     critical = objective_S[0] * float(stats.f.isf(LEVEL, 1, degrees)) / degrees + ROUNDING_SQUARE
     ends = [

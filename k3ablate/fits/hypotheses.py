@@ -11,7 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import stats
+from scipy import linalg, stats
 
 from k3ablate.config import InputError
 from k3ablate.fits.determined import num_distinct
@@ -145,11 +145,11 @@ def _weighted_sums(common: Joint, noise: Noise, keys: Sequence[Hashable]) -> tup
     own = replace(common, form=own_form, theta_P=own_theta_P)
     covariance_NN = noise.covariance(keys) + ROUNDING_SQUARE * np.eye(len(keys))
     root_NN = np.linalg.cholesky(covariance_NN)
+    target_N = linalg.solve_triangular(root_NN, common.residuals, lower=True)
     sums = []
     for hypothesis in (common, own):
-        columns_NP = np.linalg.solve(root_NN, hypothesis.jacobian)
+        columns_NP = linalg.solve_triangular(root_NN, hypothesis.jacobian, lower=True)
         columns_NP = columns_NP / np.linalg.norm(columns_NP, axis=0)
-        target_N = np.linalg.solve(root_NN, common.residuals)
         solution_P = np.linalg.lstsq(columns_NP, target_N, rcond=None)[0]
         sums.append(float(((target_N - columns_NP @ solution_P) ** 2).sum()))
     return sums[0], sums[1]

@@ -9,21 +9,22 @@ centre of the data, then the exponents.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from k3ablate.config import InputError
+from k3ablate.fits.arrow import Arrow
 from k3ablate.fits.forms import EXPONENT_RANGE, LOG_COEFFICIENT_RANGE, Array
-from k3ablate.fits.minimise import ROUNDING_SQUARE, SAME_OBJECTIVE, Scaled, huber, minimise, scale
+from k3ablate.fits.minimise import ROUNDING_SQUARE, SAME_OBJECTIVE, Scaled, huber, minimise_by, scale
 
 SIZES_FOR_FLOOR = 3  # of some arm: two sizes lie on a curve with any floor
 NUM_FLOORS = 12
 HIGHEST_FLOOR = 0.98  # of the lowest loss, in the start design
 EXPONENT_FACTORS = (0.5, 1.0, 2.0)  # on the exponents that regression gives for each floor of the start design
 NUM_STARTS_PER_DRAW = 3
-HELD = 2**24  # derivatives (draws x starts x points x parameters, mostly zeros) of start designs: 128 MiB
+HELD = 2**22  # losses (draws x starts x points) of start designs: 32 MiB an array
 MOST_DRAWS = 250  # that are fitted at a time
 
 
@@ -62,19 +63,49 @@ class JointForm:
         lower_P, upper_P = np.array(pairs).T
         return lower_P, upper_P
 
-    def log_prediction(self, theta_SP: Array, x_NV: Array) -> tuple[Array, Array]:
-        """ln L [S, N] and its derivative by the scaled parameters [S, N, P]."""
-        arm_N, exponent_N, x_N = self.arms_of_points, self.exponents_of_points, x_NV[:, 0]
-        part_SN = np.exp(theta_SP[:, 1 + arm_N] - theta_SP[:, exponent_N] * x_N)
+    def log_loss(self, theta_SP: Array, x_NV: Array) -> Array:
+        """ln L [S, N]."""
+        return np.asarray(np.log(theta_SP[:, :1] + self._parts(theta_SP, x_NV)))
+
+    def columns(self, theta_SP: Array, x_NV: Array) -> tuple[Array, Array]:
+        """ln L [S, N] and its derivative by E, by ln A and by the exponent of each point's curve [S, 3, N]."""
+        part_SN = self._parts(theta_SP, x_NV)
         prediction_SN = theta_SP[:, :1] + part_SN
-        share_SN = part_SN / prediction_SN
-        gradient_SPN = np.zeros((len(theta_SP), self.num_parameters, len(x_N)))
+        column_SCN = np.zeros((len(theta_SP), 3, len(x_NV)))
         if not self.hold_floor:
-            gradient_SPN[:, 0] = 1 / prediction_SN
-        points_N = np.arange(len(x_N))
-        gradient_SPN[:, 1 + arm_N, points_N] = share_SN
-        gradient_SPN[:, exponent_N, points_N] = -share_SN * x_N
-        return np.log(prediction_SN), gradient_SPN.swapaxes(1, 2)
+            np.divide(1.0, prediction_SN, out=column_SCN[:, 0])
+        np.divide(part_SN, prediction_SN, out=column_SCN[:, 1])
+        np.multiply(column_SCN[:, 1], -x_NV[:, 0], out=column_SCN[:, 2])
+        return np.log(prediction_SN), column_SCN
+
+    def log_prediction(self, theta_SP: Array, x_NV: Array) -> tuple[Array, Array]:
+        """ln L [S, N] and its derivative by the scaled parameters [S, N, P], mostly zeros."""
+        log_loss_SN, column_SCN = self.columns(theta_SP, x_NV)
+        points_N = np.arange(len(x_NV))
+        gradient_SPN = np.zeros((len(theta_SP), self.num_parameters, len(x_NV)))
+        gradient_SPN[:, 0] = column_SCN[:, 0]
+        gradient_SPN[:, 1 + self.arms_of_points, points_N] = column_SCN[:, 1]
+        gradient_SPN[:, self.exponents_of_points, points_N] = column_SCN[:, 2]
+        return log_loss_SN, gradient_SPN.swapaxes(1, 2)
+
+    def minimise(self, y_SN: Array, x_NV: Array, start_SP: Array, delta: float) -> tuple[Array, Array]:
+        """As `minimise.minimise`: the minimum reached from each start [S, P], and the sum of Huber terms there [S]."""
+        order_N = np.lexsort((x_NV[:, 0], self.arms_of_points))
+        arm_N, x_N = self.arms_of_points[order_N], x_NV[order_N, 0]
+        new_N = np.append(True, (np.diff(arm_N) > 0) | (np.diff(x_N) > 0))  # where a cell begins
+        cells = tuple(np.bincount(arm_N[new_N], minlength=len(self.counts)).tolist())
+        sizes = tuple(np.diff(np.append(np.flatnonzero(new_N), len(x_N))).tolist())
+        arrow = Arrow(replace(self, counts=cells).columns, self.bounds(), cells, sizes, self.common_exponent)
+        return minimise_by(arrow, y_SN[:, order_N], x_NV[order_N], start_SP, delta)
+
+    def _parts(self, theta_SP: Array, x_NV: Array) -> Array:
+        """A C^-a [S, N] of each point's own curve."""
+        log_part_SN = np.repeat(theta_SP[:, 1 : 1 + len(self.counts)], self.counts, axis=1)
+        if self.common_exponent:
+            log_part_SN -= theta_SP[:, -1:] * x_NV[:, 0]
+        else:
+            log_part_SN -= np.repeat(theta_SP[:, 1 + len(self.counts) :], self.counts, axis=1) * x_NV[:, 0]
+        return np.exp(log_part_SN, out=log_part_SN)
 
     def starts(self, data: Scaled, floors_F: Array, factors: Sequence[float] = EXPONENT_FACTORS) -> Array:
         """Starts [S, G, P] from a design of floors: for each, ln(L - E) is linear in the rest and is regressed."""
@@ -117,7 +148,7 @@ class Joint:
     @property
     def residuals(self) -> Array:
         """ln L minus that of the curves."""
-        return np.asarray(self.data.y_SN[0] - self.form.log_prediction(self.theta_P[None], self.data.x_NV)[0][0])
+        return np.asarray(self.data.y_SN[0] - self.form.log_loss(self.theta_P[None], self.data.x_NV)[0])
 
     @property
     def jacobian(self) -> Array:
@@ -151,7 +182,7 @@ class Joint:
     def refit(self, noise_DN: Array) -> list[dict[str, Array]]:
         """E, A and a [draws] of each arm, fitted to these curves with other noise on every point."""
         curve_N = self.data.y_SN[0] - self.residuals
-        num_rows = min(MOST_DRAWS, max(1, HELD // (NUM_FLOORS * len(curve_N) * self.form.num_parameters)))
+        num_rows = min(MOST_DRAWS, max(1, HELD // (NUM_FLOORS * len(curve_N))))
         blocks = [
             self._refit(curve_N + noise_DN[first : first + num_rows]) for first in range(0, len(noise_DN), num_rows)
         ]
@@ -163,7 +194,7 @@ class Joint:
         floors_F = self.theta_P[:1] if self.form.hold_floor else _floors(y_DN)
         design_DGP = self.form.starts(data, floors_F, factors=(1.0,))
         num_draws, num_design, num_parameters = design_DGP.shape
-        prediction_SN = self.form.log_prediction(design_DGP.reshape(-1, num_parameters), data.x_NV)[0]
+        prediction_SN = self.form.log_loss(design_DGP.reshape(-1, num_parameters), data.x_NV)
         residual_DGN = y_DN[:, None] - prediction_SN.reshape(num_draws, num_design, -1)
         order_DG = np.argsort(huber(residual_DGN, self.delta).sum(axis=-1), axis=1)[:, : NUM_STARTS_PER_DRAW - 1]
         best_DSP = np.take_along_axis(design_DGP, order_DG[..., None], axis=1)
@@ -171,7 +202,7 @@ class Joint:
         starts_DSP = np.concatenate([fitted_D1P, best_DSP], axis=1)
         num_starts = starts_DSP.shape[1]
         y_SN = np.repeat(y_DN, num_starts, axis=0)
-        theta_SP, objective_S = minimise(self.form, y_SN, data.x_NV, starts_DSP.reshape(-1, num_parameters), self.delta)
+        theta_SP, objective_S = self.form.minimise(y_SN, data.x_NV, starts_DSP.reshape(-1, num_parameters), self.delta)
         best_D = objective_S.reshape(num_draws, num_starts).argmin(axis=1)
         return np.asarray(theta_SP.reshape(num_draws, num_starts, -1)[np.arange(num_draws), best_D])
 
@@ -195,7 +226,7 @@ def fit_joint(
     data = scale(np.log(compute_N)[:, None], np.log(loss_N)[None])
     floors_F = _floors(data.y_SN) if floor is None else np.array([floor / np.exp(data.log_scale)])
     starts_GP = form.starts(data, floors_F)[0]
-    theta_GP, objective_G = minimise(form, np.repeat(data.y_SN, len(starts_GP), 0), data.x_NV, starts_GP, delta)
+    theta_GP, objective_G = form.minimise(np.repeat(data.y_SN, len(starts_GP), 0), data.x_NV, starts_GP, delta)
     return Joint(form, data, theta_GP[objective_G.argmin()], objective_G, delta)
 
 

@@ -4,17 +4,19 @@ Variable projection over a grid of exponents, or over random ones, gives the sta
 analytic gradients ends them all in one batch. The Newton matrix holds the points within delta, the damping holds the
 majorant (reweighted least squares), so that a step either lowers the objective or turns into the reweighted one. That
 holds for any delta: infinite is least squares, 0 the sum of sizes. Points may be counted several times (`weight`).
+What a step solves is in `normal_equations`.
 Array legend: see `forms`. What is done with the minimum, and which points are refused, stands in `solve`.
 """
 
 import itertools
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from k3ablate.fits.forms import Array, Form
+from k3ablate.fits.normal_equations import Curve, Dense, Equations, Mask
 
 Rows = NDArray[np.intp] | NDArray[np.bool_]
 
@@ -40,16 +42,7 @@ FIRST_DAMPING, EASING, STIFFENING = 1e-2, 2.0, 3.0
 # what they gain, and the first descent ends on the way to where the tie is broken.
 LAST_DAMPING = 1e-9
 BLOCK = 2**14  # losses that are worked on together: their arrays stay in the cache
-
-
-class Curve(Protocol):
-    """What the minimum is searched over: bounds of the scaled parameters, and the curve with its derivative."""
-
-    def bounds(self) -> tuple[Array, Array]:
-        """Lower and upper bounds, each [P]."""
-
-    def log_prediction(self, theta_SP: Array, x_NV: Array) -> tuple[Array, Array]:
-        """ln L [S, N] and its derivative by the scaled parameters [S, N, P]."""
+FEWEST_ROWS = 32  # of a block, however many points: fewer would cost more calls than they save
 
 
 @dataclass(frozen=True)
@@ -118,7 +111,7 @@ def huber(residual: Array, delta: float) -> Array:
     return np.asarray(inside * (size - 0.5 * inside), dtype=np.float64)
 
 
-def residual(form: Curve, theta_SP: Array, y_SN: Array, x_NV: Array, of: Residuals = "log") -> Array:
+def residual(form: Curve | Equations, theta_SP: Array, y_SN: Array, x_NV: Array, of: Residuals = "log") -> Array:
     """What the curves leave over [S, N], of ln L or (`plain`) of the scaled loss."""
     log_prediction_SN = form.log_prediction(theta_SP, x_NV)[0]
     return y_SN - log_prediction_SN if of == "log" else np.exp(y_SN) - np.exp(log_prediction_SN)
@@ -132,18 +125,27 @@ def minimise(
 
     `weight_SN` counts each point that often; `of` "plain" takes residuals and delta in scaled loss instead of ln L.
     """
+    return minimise_by(Dense(form), y_SN, x_NV, start_SP, delta, weight_SN, of)
+
+
+def minimise_by(
+    form: Equations, y_SN: Array, x_NV: Array, start_SP: Array, delta: float, weight_SN: Array | None = None,
+    of: Residuals = "log",
+) -> tuple[Array, Array]:  # fmt: skip
+    """The same with the normal equations that the curve has of its own."""
     theta_SP = np.clip(start_SP, *form.bounds())
-    num_rows = max(1, BLOCK // len(x_NV))
+    num_rows = max(FEWEST_ROWS, BLOCK // len(x_NV))
     for first in range(0, len(theta_SP), num_rows):
         rows = slice(first, first + num_rows)
-        weight_RN = np.ones_like(y_SN[rows]) if weight_SN is None else weight_SN[rows]
+        weight_RN = None if weight_SN is None else weight_SN[rows]
         theta_SP[rows] = _Problem(form, y_SN[rows], x_NV, weight_RN, delta, of).solve(theta_SP[rows])
     return theta_SP, objective(form, theta_SP, y_SN, x_NV, delta, weight_SN, of)
 
 
 def objective(
-    form: Curve, theta_SP: Array, y_SN: Array, x_NV: Array, delta: float, weight_SN: Array | None, of: Residuals
-) -> Array:
+    form: Curve | Equations, theta_SP: Array, y_SN: Array, x_NV: Array, delta: float, weight_SN: Array | None,
+    of: Residuals,
+) -> Array:  # fmt: skip
     """Sum of Huber terms [S]; infinite where a curve has no logarithm."""
     terms_SN = huber(residual(form, theta_SP, y_SN, x_NV, of), delta)
     sum_S = (terms_SN if weight_SN is None else weight_SN * terms_SN).sum(axis=-1)
@@ -156,27 +158,31 @@ class _Expansion:
 
     value_S: Array
     gradient_SP: Array
-    newton_SPP: Array
-    majorant_SPP: Array
+    newton: Array  # as the equations hold it, S first
+    majorant: Array
 
     def taken(self, rows: Rows) -> "_Expansion":
         """Of some rows."""
-        return _Expansion(self.value_S[rows], self.gradient_SP[rows], self.newton_SPP[rows], self.majorant_SPP[rows])
+        return _Expansion(self.value_S[rows], self.gradient_SP[rows], self.newton[rows], self.majorant[rows])
 
     def put(self, rows: Rows, other: "_Expansion") -> None:
         """Overwrite some rows, in place."""
         self.value_S[rows], self.gradient_SP[rows] = other.value_S, other.gradient_SP
-        self.newton_SPP[rows], self.majorant_SPP[rows] = other.newton_SPP, other.majorant_SPP
+        self.newton[rows], self.majorant[rows] = other.newton, other.majorant
+
+    def damped(self, damping_S: Array) -> Array:
+        """The Newton matrix with so much of the majorant's."""
+        return np.asarray(self.newton + damping_S.reshape(-1, *[1] * (self.newton.ndim - 1)) * self.majorant)
 
 
 @dataclass(frozen=True)
 class _Problem:
     """Rows of data and the objective that each is fitted by."""
 
-    form: Curve
+    form: Equations
     y_SN: Array
     x_NV: Array
-    weight_SN: Array
+    weight_SN: Array | None
     delta: float
     of: Residuals
 
@@ -192,8 +198,9 @@ class _Problem:
             if not len(running_S):
                 break
             theta_RP, here = theta_SP[running_S], there.taken(running_S)
-            matrix_RPP = here.newton_SPP + damping_S[running_S, None, None] * here.majorant_SPP
-            trial_RP = np.clip(theta_RP + _projected_step(bounds, theta_RP, here.gradient_SP, matrix_RPP), *bounds)
+            held_RP = _held(bounds, theta_RP, here.gradient_SP)
+            step_RP = -self.form.solve(here.damped(damping_S[running_S]), here.gradient_SP, held_RP)
+            trial_RP = np.clip(theta_RP + step_RP, *bounds)
             trial = self._expand(trial_RP, running_S)
             better_R = trial.value_S <= here.value_S
             theta_SP[running_S[better_R]] = trial_RP[better_R]
@@ -205,38 +212,46 @@ class _Problem:
         return theta_SP
 
     def _expand(self, theta_RP: Array, rows: Rows) -> _Expansion:
-        log_prediction_RN, jacobian_RNP = self.form.log_prediction(theta_RP, self.x_NV)
-        residual_RN = self.y_SN[rows] - log_prediction_RN
-        if self.of == "plain":
-            prediction_RN = np.exp(log_prediction_RN)
-            residual_RN = np.exp(self.y_SN[rows]) - prediction_RN
-            jacobian_RNP = jacobian_RNP * prediction_RN[..., None]
+        log_prediction_RN, derivative = self.form.log_prediction(theta_RP, self.x_NV)
+        plain_RN = np.exp(log_prediction_RN) if self.of == "plain" else None
+        residual_RN = self.y_SN[rows] - log_prediction_RN if plain_RN is None else np.exp(self.y_SN[rows]) - plain_RN
         delta = self.delta or LEAST_ABSOLUTE_DELTA
         tie_break = TIE_BREAK * min(1.0, delta / TIE_BREAK_DELTA)
-        weight_RN, size_RN = self.weight_SN[rows], np.abs(residual_RN)
-        clipped_RN = np.minimum(1.0, delta / np.maximum(size_RN, np.finfo(float).tiny))
-        majorant_RN = weight_RN * (clipped_RN + tie_break)
-        newton_RN = weight_RN * ((size_RN <= delta) + tie_break)
-        value_R = (weight_RN * (huber(residual_RN, delta) + 0.5 * tie_break * residual_RN**2)).sum(axis=-1)
-        jacobian_RPN = jacobian_RNP.swapaxes(1, 2)
+        size_RN = np.abs(residual_RN)
+        with np.errstate(divide="ignore"):
+            majorant_RN = np.minimum(1.0, delta / size_RN) + tie_break
+        newton_RN: Array = np.asarray((size_RN <= delta) + tie_break, dtype=np.float64)
+        value_R = self._sum(rows, size_RN, delta, tie_break)
+        if self.weight_SN is not None:
+            majorant_RN, newton_RN = majorant_RN * self.weight_SN[rows], newton_RN * self.weight_SN[rows]
+        force_RN = majorant_RN * residual_RN
+        if plain_RN is not None:  # the loss grows by its own size with its logarithm
+            force_RN, majorant_RN, newton_RN = (
+                force_RN * plain_RN, majorant_RN * plain_RN**2, newton_RN * plain_RN**2
+            )  # fmt: skip
         return _Expansion(
             np.where(np.isfinite(value_R), value_R, np.inf),
-            -(jacobian_RPN @ (majorant_RN * residual_RN)[..., None])[..., 0],
-            (jacobian_RPN * newton_RN[:, None]) @ jacobian_RNP,
-            (jacobian_RPN * majorant_RN[:, None]) @ jacobian_RNP,
+            -self.form.gradient(derivative, force_RN),
+            self.form.matrix(derivative, newton_RN),
+            self.form.matrix(derivative, majorant_RN),
         )
 
+    def _sum(self, rows: Rows, size_RN: Array, delta: float, tie_break: float) -> Array:
+        """Sum of Huber terms of residuals of these sizes, and what breaks ties [R], without an array of the terms."""
+        inside_RN = np.minimum(size_RN, delta)
+        if self.weight_SN is None:
+            products = [np.vecdot(inside_RN, size_RN), np.vecdot(inside_RN, inside_RN), np.vecdot(size_RN, size_RN)]
+        else:
+            weighted_RN, weight_RN = inside_RN * self.weight_SN[rows], self.weight_SN[rows]
+            products = [np.vecdot(weighted_RN, size_RN), np.vecdot(weighted_RN, inside_RN),
+                        np.vecdot(weight_RN * size_RN, size_RN)]  # fmt: skip
+        return np.asarray(products[0] - 0.5 * products[1] + 0.5 * tie_break * products[2], dtype=np.float64)
 
-def _projected_step(bounds: tuple[Array, Array], theta_SP: Array, gradient_SP: Array, matrix_SPP: Array) -> Array:
-    """Newton step that leaves alone the parameters at a bound whose gradient points outward."""
+
+def _held(bounds: tuple[Array, Array], theta_SP: Array, gradient_SP: Array) -> Mask:
+    """Parameters at a bound whose gradient points outward, which a step leaves alone."""
     lower_P, upper_P = bounds
-    held_SP = ((theta_SP <= lower_P) & (gradient_SP > 0)) | ((theta_SP >= upper_P) & (gradient_SP < 0))
-    free_SPP = ~(held_SP[:, :, None] | held_SP[:, None, :])
-    identity_PP = np.eye(len(lower_P))
-    ridge_S = 1e-14 * np.trace(matrix_SPP, axis1=1, axis2=2) + 1e-300
-    held_matrix_SPP = held_SP[:, :, None] * identity_PP
-    solvable_SPP = matrix_SPP * free_SPP + held_matrix_SPP + ridge_S[:, None, None] * identity_PP
-    return -np.linalg.solve(solvable_SPP, (gradient_SP * ~held_SP)[..., None])[..., 0]
+    return ((theta_SP <= lower_P) & (gradient_SP > 0)) | ((theta_SP >= upper_P) & (gradient_SP < 0))
 
 
 def _non_negative_solve(normal_SGTT: Array, target_SGT: Array) -> Array:

@@ -50,7 +50,8 @@ def fit_shared(
     _refuse(compute, baseline, form, floor)
     compute_K, loss_K = list(compute.values()), list(loss.values())
     joint = fit_joint(compute_K, loss_K, True, floor, delta)
-    warnings = _warnings(joint, compute_K, loss_K)
+    condition = condition_number(joint.jacobian)
+    warnings = _warnings(joint, condition, compute_K, loss_K)
     curves = dict(zip(compute, joint.curves(), strict=True))
     fits = {}
     for index, (arm, curve) in enumerate(curves.items()):
@@ -65,7 +66,7 @@ def fit_shared(
             num_starts=len(joint.objective_G),
             converged_share=joint.converged_share,
             at_bounds=joint.at_bounds(index),
-            condition_number=condition_number(joint.jacobian),
+            condition_number=condition,
             warnings=warnings,
         )
     return SharedFit(form, baseline, joint, fits)
@@ -95,12 +96,11 @@ def _refuse(compute: Mapping[str, Array], baseline: str, form: str, floor: float
         )
 
 
-def _warnings(joint: Joint, compute_K: list[Array], loss_K: list[Array]) -> tuple[str, ...]:
+def _warnings(joint: Joint, condition: float, compute_K: list[Array], loss_K: list[Array]) -> tuple[str, ...]:
     warnings = []
     at_bounds = dict.fromkeys(name for arm in range(len(compute_K)) for name in joint.at_bounds(arm))
     if at_bounds:
         warnings.append(f"{', '.join(at_bounds)} at a bound: this form does not suit the points")
-    condition = condition_number(joint.jacobian)
     if condition > ILL_CONDITIONED:
         warnings.append(f"parameters hardly told apart by these points (condition number {condition:.1e})")
     undetermined = None if joint.form.hold_floor else undetermined_floor(compute_K, loss_K)

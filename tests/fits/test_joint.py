@@ -173,10 +173,10 @@ def test_floors_that_no_curve_can_have_are_refused(floor: float, message: str) -
 
 def test_draws_in_blocks_are_the_draws_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     fitted = fit_joint(*planted([1.0, 1.7, 2.0], deviation=0.002), True, None, LEAST_SQUARES)
-    num_points, num_parameters = len(fitted.data.x_NV), fitted.form.num_parameters
+    num_points = len(fitted.data.x_NV)
     noise_DN = 0.002 * np.random.default_rng(0).standard_normal((15, num_points))
     at_once = fitted.refit(noise_DN)
-    monkeypatch.setattr("k3ablate.fits.joint.HELD", 4 * NUM_FLOORS * num_points * num_parameters)  # four draws
+    monkeypatch.setattr("k3ablate.fits.joint.HELD", 4 * NUM_FLOORS * num_points)  # four draws
     for one, other in zip(at_once, fitted.refit(noise_DN), strict=True):
         for name, value_D in one.items():
             np.testing.assert_allclose(other[name], value_D, rtol=1e-6)
