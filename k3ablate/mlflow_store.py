@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING
 from pydantic import ValidationError
 
 from k3ablate.config import InputError
-from k3ablate.outbox import LoggedStep, Mark, sending
+from k3ablate.outbox import NOTHING, LoggedStep, Mark, sending
 from k3ablate.records import RECORD_FILE, SETTLED, RunRecord, Status
+from k3ablate.sqlite_files import artifacts_beside, ease_writing, file_of
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities import Metric, Run
 
 EXPERIMENT = "k3ablate"
-SQLITE = "sqlite:///"
 DIGEST_TAG = "digest"
 PLAN_TAG = "plan"  # of the MLflow run that holds an experiment's labels, instead of a digest
 PLAN_FILE = "labels.json"
@@ -102,9 +102,11 @@ class Store:
         """MLflow's experiment that holds all runs, created if missing; a local store keeps its artifacts beside it."""
         if (known := self._known_experiment()) is not None:
             return known
+        artifacts = None
+        if (file := file_of(self.uri)) is not None:
+            ease_writing(file)
+            artifacts = artifacts_beside(file).as_uri()  # MLflow's default would be a folder of the working folder
         try:
-            # MLflow's default for a local store would be a folder of the working folder.
-            artifacts = None if self._local_artifacts is None else self._local_artifacts.as_uri()
             return str(self.client.create_experiment(EXPERIMENT, artifact_location=artifacts))
         except Exception:
             if (known := self._known_experiment()) is None:  # that another process made meanwhile
@@ -140,15 +142,15 @@ class Store:
             run = self.run_of(PLAN_TAG, experiment) or self.create(f"plan of {experiment}", {PLAN_TAG: experiment})
             is_new = not run.has(PLAN_FILE, labels)
             if is_new:
-                self.send_file(run, PLAN_FILE, labels)
+                self.send_files(run, {PLAN_FILE: labels})
             if run.mlflow_status == RUNNING:
                 self.client.set_terminated(run.run_id)
         return is_new
 
     def plan(self, experiment: str) -> bytes | None:
         """What `keep_plan` kept, or None."""
-        run = self.run_of(PLAN_TAG, experiment)
-        return self.read_file(run, PLAN_FILE) if run is not None else None
+        found = self._search(f"tags.{PLAN_TAG} = '{experiment}'")
+        return self.read_file(found[0], PLAN_FILE) if found else None
 
     def records(self, digests: Iterable[str]) -> dict[str, RunRecord]:
         """The records there are of `digests`; one that is not what was sent, or another run's, is an InputError."""
@@ -160,13 +162,17 @@ class Store:
                 found[digest] = _record(content, digest, f"{shown(self.uri)}: run {known[digest].run_id}")
         return found
 
-    def send_file(self, run: StoredRun, name: str, content: bytes) -> None:
-        """Keep a file of this name, and its digest."""
+    def send_files(self, run: StoredRun, files: Mapping[str, bytes]) -> None:
+        """Keep files of these names, and their digests once all are there."""
         with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / name
-            path.write_bytes(content)
-            self.client.log_artifact(run.run_id, str(path))
-        self.client.set_tag(run.run_id, FILE_TAG + name, hashlib.sha256(content).hexdigest())
+            for name, content in files.items():
+                path = Path(folder) / name
+                path.write_bytes(content)
+                self.client.log_artifact(run.run_id, str(path))
+        if files:
+            self._log(
+                run, tags={FILE_TAG + name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+            )
 
     def read_file(self, run: StoredRun, name: str) -> bytes | None:
         """The file that was sent, or None; one that was changed since is an InputError."""
@@ -188,13 +194,13 @@ class Store:
         last: LoggedStep | None = None
         for entry in steps:
             if last is not None and len(batch) + len(entry.values) > MAX_METRICS:
-                self._log(run, batch, {SENT_TAG: last.mark.written()})
+                self._log(run, batch, tags={SENT_TAG: last.mark.written()})
                 batch = []
             moment = run.start + int(entry.seconds * 1000)
             batch += [Metric(name, value, moment, entry.step) for name, value in entry.values.items()]
             last = entry
         if last is not None:
-            self._log(run, batch, {SENT_TAG: last.mark.written()})
+            self._log(run, batch, tags={SENT_TAG: last.mark.written()})
         return last is not None
 
     def send_results(self, run: StoredRun, record: RunRecord) -> None:
@@ -207,7 +213,7 @@ class Store:
             results |= {f"{name}/loss": evaluation.loss, f"{name}/bits_per_byte": evaluation.bits_per_byte}
         metrics = [Metric(f"final/{name}", value, moment, record.num_steps) for name, value in results.items()]
         tags = {STATUS_TAG: str(record.status), REASON_TAG: record.reason[:MAX_TEXT]}
-        self._log(run, metrics if record.status in SETTLED else [], tags)
+        self._log(run, metrics if record.status in SETTLED else [], tags=tags)
         self.client.set_terminated(run.run_id, MLFLOW_STATUS[record.status], moment)
 
     def forget_results(self, run: StoredRun) -> None:
@@ -216,32 +222,27 @@ class Store:
             self.client.delete_tag(run.run_id, tag)
 
     def send_parameters(self, run: StoredRun, parameters: Mapping[str, str]) -> None:
-        """The specification's leaves; MLflow accepts the same value again, and the digest makes it the same."""
+        """The specification's leaves, and that all are there; the digest makes them the same whenever they are sent."""
         from mlflow.entities import Param
 
         entities = [Param(name, value[:MAX_TEXT]) for name, value in parameters.items()]
         for start in range(0, len(entities), MAX_PARAMETERS):
             self.client.log_batch(run.run_id, params=entities[start : start + MAX_PARAMETERS])
+        self._log(run, tags={SENT_TAG: NOTHING.written()})
 
-    def _log(self, run: StoredRun, metrics: "list[Metric]", tags: Mapping[str, str]) -> None:
+    def _log(self, run: StoredRun, metrics: "Sequence[Metric]" = (), *, tags: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag
 
-        self.client.log_batch(run.run_id, metrics=metrics, tags=[RunTag(name, text) for name, text in tags.items()])
+        entities = [RunTag(name, text) for name, text in tags.items()]
+        self.client.log_batch(run.run_id, metrics=metrics, tags=entities)
 
     def _read(self, run: StoredRun, name: str) -> bytes:
-        if self._local_artifacts is not None:  # beside the store, which may have been moved: MLflow knows the old place
-            path = self._local_artifacts / run.run_id / "artifacts" / name
+        if (file := file_of(self.uri)) is not None:  # which may have been moved with them: MLflow knows the old place
+            path = artifacts_beside(file) / run.run_id / "artifacts" / name
             if path.is_file():
                 return path.read_bytes()
         with tempfile.TemporaryDirectory() as folder:
             return Path(self.client.download_artifacts(run.run_id, name, folder)).read_bytes()
-
-    @property
-    def _local_artifacts(self) -> Path | None:
-        """Of a store that is a file here."""
-        if not self.uri.startswith(SQLITE):
-            return None
-        return Path(self.uri.removeprefix(SQLITE)).absolute().with_name("mlartifacts")
 
     def _known_experiment(self) -> str | None:
         experiment = self.client.get_experiment_by_name(EXPERIMENT)

@@ -83,11 +83,12 @@ def collect_from_store(name: str, root: Path, uri: str | None) -> Collected:
     where it cannot be used, or where what it has is not what was sent.
     """
     from k3ablate import tracking
-    from k3ablate.mlflow_store import SQLITE, Store, shown
+    from k3ablate.mlflow_store import Store, shown
+    from k3ablate.sqlite_files import file_of
 
     place = uri or tracking.tracking_uri(root)
     experiment, experiment_digest = _identity(name)
-    if place.startswith(SQLITE) and not Path(place.removeprefix(SQLITE)).exists():
+    if (file := file_of(place)) is not None and not file.exists():
         raise InputError(f"{place}: no such store; name one by --uri, or by {tracking.URI_VARIABLE}")
     try:
         labels, records = _stored(Store(place), experiment)

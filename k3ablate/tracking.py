@@ -20,8 +20,6 @@ from k3ablate.mlflow_store import (
     DIGEST_TAG,
     INTERRUPTED,
     RUNNING,
-    SENT_TAG,
-    SQLITE,
     Store,
     StoredRun,
     load_mlflow,
@@ -29,11 +27,12 @@ from k3ablate.mlflow_store import (
 )
 from k3ablate.outbox import NOTHING, Outbox, sending
 from k3ablate.records import RECORD_FILE, SPEC_FILE
+from k3ablate.sqlite_files import SQLITE
 
 URI_VARIABLE = "MLFLOW_TRACKING_URI"
 MODE_VARIABLE = "K3ABLATE_TRACKING"
 BATCH_SECONDS = 2.0  # between two looks for something to send
-CLOSING_SECONDS = 20.0  # at most, for what is left when a run ends
+CLOSING_SECONDS = 60.0  # at most, for what is left when a run ends, and only for a store that has answered before
 
 logger = logging.getLogger(__name__)
 
@@ -116,8 +115,7 @@ class _Sending:
         if run is None:
             tags = {**self.watched.tags, DIGEST_TAG: self.outbox.digest}
             run = self.store.create(self.watched.name, tags)
-        # All of them, and the record after its results: whoever sees it sees everything.
-        is_new = [self._start(run), self._send_steps(run), self._send_files(run), self._send_end(run)]
+        is_new = [self._start(run), self._send_steps(run), self._end(run)]  # in this order: an ended run has its steps
         return Delivery.SENT if any(is_new) else Delivery.NOTHING_NEW
 
     def _goes_on(self, run: StoredRun) -> bool:
@@ -127,40 +125,32 @@ class _Sending:
         return run.sent is None or self.outbox.steps_after(run.sent, 0) is not None
 
     def _start(self, run: StoredRun) -> bool:
-        if run.sent is not None:
-            return False
-        self.store.send_parameters(run, self.outbox.parameters())
-        self.store.client.set_tag(run.run_id, SENT_TAG, NOTHING.written())
-        return True
+        if run.sent is None:
+            self.store.send_parameters(run, self.outbox.parameters())
+        return run.sent is None
 
     def _send_steps(self, run: StoredRun) -> bool:
         steps = self.outbox.steps_after(run.sent or NOTHING, self.outbox.certain_steps())
         assert steps is not None, "a run that does not go on is replaced"
         return self.store.send_steps(run, steps)
 
-    def _send_files(self, run: StoredRun) -> bool:
-        """Of a run that is being trained only what does not change meanwhile."""
-        is_over = not self.watched.is_running
-        found = {name: content for name, content in self.outbox.files.items() if is_over or name == SPEC_FILE}
-        lacking = {name: content for name, content in found.items() if not run.has(name, content)}
-        for name, content in lacking.items():
-            self.store.send_file(run, name, content)
-        return bool(lacking)
-
-    def _send_end(self, run: StoredRun) -> bool:
-        """How the run ended; one without a record goes on, here or some day."""
-        record = self.outbox.record
+    def _end(self, run: StoredRun) -> bool:
+        """Files and results, of a run that somebody trains only the file that does not change; and what it is doing."""
+        record, is_running = self.outbox.record, self.watched.is_running and self.outbox.record is None
+        files = {name: content for name, content in self.outbox.files.items() if name == SPEC_FILE or not is_running}
+        lacking = {name: content for name, content in files.items() if not run.has(name, content)}
+        self.store.send_files(run, lacking)
         if record is not None:
-            is_new = run.status != record.status or not run.has(RECORD_FILE, self.outbox.files[RECORD_FILE])
+            is_new = run.status != record.status or RECORD_FILE in lacking
             if is_new:
                 self.store.send_results(run, record)
-            return is_new
-        status = RUNNING if self.watched.is_running else INTERRUPTED
-        if run.mlflow_status == status and run.status is None:
-            return False
-        self.store.forget_results(run)
-        self.store.client.update_run(run.run_id, status=status)
-        return True
+            return is_new or bool(lacking)
+        status = RUNNING if is_running else INTERRUPTED
+        is_new = run.mlflow_status != status or run.status is not None
+        if is_new:
+            self.store.forget_results(run)
+            self.store.client.update_run(run.run_id, status=status)
+        return is_new or bool(lacking)
 
 
 class NoTracking:

@@ -3,6 +3,7 @@
 import json
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -141,7 +142,8 @@ def test_the_same_table_comes_from_the_store_alone(
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    shutil.move(root / "mlflow.db", "moved.db")
+    with closing(sqlite3.connect(root / "mlflow.db")) as store, closing(sqlite3.connect("moved.db")) as moved:
+        store.backup(moved)
     shutil.move(root / "mlartifacts", "mlartifacts")
     shutil.rmtree(root)
     (tmp_path / NAME).unlink()

@@ -177,6 +177,14 @@ def test_a_run_that_is_tried_again_is_not_failed_meanwhile(store: Store, folder:
     assert store.records([folder.name])[folder.name].status is Status.FINISHED
 
 
+def test_a_run_that_ends_while_it_is_sent_is_sent_whole(store: Store, folder: Path) -> None:
+    train(folder, range(10))
+    record = settle(folder)
+    assert deliver(store, folder, Watched("kda small", is_running=True)) is Delivery.SENT
+    assert store.records([folder.name]) == {folder.name: record}
+    assert deliver(store, folder, KDA) is Delivery.NOTHING_NEW
+
+
 def test_an_older_copy_of_the_folder_takes_nothing_back(store: Store, folder: Path) -> None:
     train(folder, range(10))
     settle(folder)
@@ -219,10 +227,10 @@ def test_a_record_that_was_changed_in_the_store_is_refused(store: Store, folder:
         store.records([folder.name])
     run = store.run_of(DIGEST_TAG, folder.name)
     assert run is not None
-    store.send_file(run, "record.json", content.replace(folder.name, "0" * 16).encode())
+    store.send_files(run, {"record.json": content.replace(folder.name, "0" * 16).encode()})
     with pytest.raises(InputError, match=f"holds the record of run {'0' * 16}, this is run {folder.name}"):
         store.records([folder.name])
-    store.send_file(run, "record.json", b"[]")
+    store.send_files(run, {"record.json": b"[]"})
     with pytest.raises(InputError, match=r"record\.json is not the record of a run"):
         store.records([folder.name])
 
