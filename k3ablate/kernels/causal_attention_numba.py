@@ -229,25 +229,27 @@ class _NumbaAttention(torch.autograd.Function):
     """The kernels behind autograd."""
 
     @staticmethod
-    def forward(ctx: Any, *operands: Tensor) -> Tensor:
+    def forward(ctx: Any, largest_H: Tensor | None, *operands: Tensor) -> Tensor:
         query, key, shared, value = (_channels_together(operand) for operand in operands)
         batch, length, num_heads, _ = query.shape
         output = query.new_empty(batch, length, num_heads, value.shape[3])
         kept = query.new_empty(2, batch, num_heads, -(-length // QUERIES) * QUERIES)
         share_out(_forward, batch * num_heads, query, key, shared, value, kept, output)
+        if largest_H is not None and output.numel():
+            torch.maximum(largest_H, kept[0, :, :, :length].amax((0, 2)) * float(_LOG_2), out=largest_H)
         ctx.save_for_backward(query, key, shared, value, kept, output)
         return output
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, given: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, given: Tensor) -> tuple[Tensor | None, ...]:
         query, key, shared, value, *_ = saved = ctx.saved_tensors  # once: activation checkpointing allows no more
         batch, length, num_groups, _ = key.shape
         of_query, of_key, of_value = (operand.new_empty(operand.shape) for operand in (query, key, value))
         of_shared = key.new_empty(batch, length, num_groups, shared.shape[3])
         gradients = of_query, of_key, of_shared, of_value
         share_out(_backward, batch * num_groups, *saved, _channels_together(given), *gradients)
-        return of_query, of_key, of_shared.sum(dim=2, keepdim=True), of_value
+        return None, of_query, of_key, of_shared.sum(dim=2, keepdim=True), of_value
 
 
 def _channels_together(operand: Tensor) -> Tensor:
@@ -256,10 +258,14 @@ def _channels_together(operand: Tensor) -> Tensor:
 
 
 def numba_causal_attention(
-    query_BTHK: Tensor, key_BTGN: Tensor, value_BTGV: Tensor, shared_key_BT1P: Tensor | None = None
+    query_BTHK: Tensor,
+    key_BTGN: Tensor,
+    value_BTGV: Tensor,
+    shared_key_BT1P: Tensor | None = None,
+    largest_H: Tensor | None = None,
 ) -> Tensor:
     """`causal_attention.causal_attention` for float32 on a CPU."""
     if shared_key_BT1P is None:
         shared_key_BT1P = query_BTHK.new_empty(*query_BTHK.shape[:2], 1, 0)
     apply: Callable[..., Tensor] = _NumbaAttention.apply
-    return apply(query_BTHK, key_BTGN, shared_key_BT1P, value_BTGV)
+    return apply(largest_H, query_BTHK, key_BTGN, shared_key_BT1P, value_BTGV)

@@ -10,6 +10,7 @@ Shape legend: `slots.py`, and R channels of a latent, P channels of the position
 from collections.abc import Mapping
 from typing import Literal, Self
 
+import torch
 from pydantic import PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 
@@ -188,7 +189,10 @@ class SoftmaxAttention(Mixer):
 
 
 class LatentAttention(Mixer):
-    """Multi-head latent attention; `rotation` acts on the position slices, the last channels of queries and keys."""
+    """Multi-head latent attention; `rotation` acts on the position slices, the last channels of queries and keys.
+
+    `largest_logit_H`, where somebody has set it, is raised by every pass in training to each head's largest logit.
+    """
 
     def __init__(self, config: LatentMixerConfig, width: int, norm_epsilon: float, rotation: nn.Module) -> None:
         super().__init__()
@@ -202,6 +206,7 @@ class LatentAttention(Mixer):
         self.key_value_up = nn.Linear(key_value_rank, heads * (config.head_width + config.value_width), bias=False)
         self.output = nn.Linear(config.inner_width, width, bias=False)
         self.rotation = rotation
+        self.largest_logit_H: Tensor | None = None
 
     def head_cuts(self) -> Mapping[nn.Module, HeadCut]:
         """A head's query with its position slice, its key and its value; the projections to latents belong to none."""
@@ -224,7 +229,21 @@ class LatentAttention(Mixer):
         key_value = self.key_value_up(self.key_value_norm(latent_BTR)).unflatten(-1, (config.num_heads, -1))
         key_BTHK, value_BTHV = key_value.split([config.head_width, config.value_width], dim=-1)
         shared_BT1P = self.rotation(position_BTP[:, :, None])
-        return causal_attention(self.rotation(query_BTHK), key_BTHK, value_BTHV, shared_BT1P).flatten(2)
+        largest_H = self.largest_logit_H if self.training else None
+        return causal_attention(self.rotation(query_BTHK), key_BTHK, value_BTHV, shared_BT1P, largest_H).flatten(2)
+
+    @torch.no_grad()
+    def scale_logits(self, factor_H: Tensor) -> None:
+        """Multiply all logits of each head by its factor, in place in the weights (specification 4.7, QK-Clip).
+
+        Query and key share it by its root; the position slice, whose keys belong to all heads, takes it by the query.
+        """
+        config, factor_H11 = self.config, factor_H[:, None, None]
+        query_HKR = self.query_up.weight.view(config.num_heads, config.query_width, -1)
+        key_value_HCR = self.key_value_up.weight.view(config.num_heads, config.head_width + config.value_width, -1)
+        query_HKR[:, : config.head_width] *= factor_H11.sqrt()
+        key_value_HCR[:, : config.head_width] *= factor_H11.sqrt()
+        query_HKR[:, config.head_width :] *= factor_H11
 
 
 class GatedLatentAttention(LatentAttention):

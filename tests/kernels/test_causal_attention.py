@@ -161,3 +161,49 @@ def test_dispatch_takes_numba_for_float32_and_torch_otherwise(monkeypatch: pytes
     for dtype, name in ((torch.float32, "numba"), (torch.float64, "torch")):
         causal_attention(*(tensor.to(dtype) for tensor in operands(3, Shape(2, 1, 4, 2, 3))))
         assert dispatch.used()["causal_attention"] == name
+
+
+def largest_scores(function: CausalAttention, inputs: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    largest_H = torch.full((inputs[0].shape[2],), -torch.inf, dtype=dtype)
+    function(*(tensor.to(dtype) for tensor in inputs), largest_H)
+    return largest_H
+
+
+@pytest.mark.parametrize("shape", [Shape(4, 2, 8, 4, 8), Shape(3, 1, 2, 0, 1), Shape(2, 2, 5, 2, 3)], ids=str)
+@pytest.mark.parametrize("length", [1, 17, 130, 257])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_largest_scores_are_those_written_out(length: int, shape: Shape, sign: int) -> None:
+    """All negative, too: what pads a block of queries is no score."""
+    query, key, value, shared = (tensor.abs() for tensor in operands(length, shape))
+    query = sign * query
+    repeated = key.repeat_interleave(shape.heads // shape.groups, 2)
+    keys = torch.cat([repeated, shared.expand(-1, -1, shape.heads, -1)], dim=-1)
+    scores = torch.einsum("bthk,bshk->bhts", query, keys) / query.shape[3] ** 0.5
+    expected = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf).amax((0, 2, 3))
+    inputs = [query, key, value, shared]
+    torch.testing.assert_close(largest_scores(causal_attention_plain, inputs, torch.float64), expected)
+    found = largest_scores(numba_causal_attention, inputs, torch.float32)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("function", [causal_attention_plain, numba_causal_attention])
+def test_who_looks_for_largest_scores_changes_nothing_and_keeps_earlier_ones(function: CausalAttention) -> None:
+    inputs = operands(33, Shape(4, 2, 8, 4, 8))
+    largest_H = torch.tensor([-9.0, 99.0, -9.0, 99.0])
+
+    def watched(*leaves: Tensor) -> Tensor:
+        return function(*leaves, largest_H)
+
+    expected = results(function, inputs, torch.float32)
+    assert all(torch.equal(*pair) for pair in zip(results(watched, inputs, torch.float32), expected, strict=True))
+    assert largest_H[[1, 3]].tolist() == [99, 99]
+    assert (largest_H[[0, 2]] > 0).all()
+    assert not largest_H.requires_grad
+
+
+@pytest.mark.parametrize("function", [causal_attention_plain, numba_causal_attention])
+@pytest.mark.parametrize("shape", [(0, 5, 2, 4), (2, 0, 2, 4)])
+def test_nothing_to_attend_has_no_largest_score(function: CausalAttention, shape: tuple[int, ...]) -> None:
+    largest_H = torch.full((2,), -torch.inf)
+    function(*(torch.zeros(shape) for _ in range(3)), None, largest_H)
+    assert largest_H.tolist() == [-torch.inf] * 2
