@@ -14,10 +14,11 @@ from typing import Literal
 
 import torch
 from pydantic import Field, PositiveFloat, PositiveInt
-from torch import Generator, Tensor, distributed, nn
+from torch import Generator, Tensor, nn
 
 from k3ablate.config import InputError
 from k3ablate.kernels import routing
+from k3ablate.model import ranks
 from k3ablate.model.slots import BalancingConfig, Initialised
 
 
@@ -114,7 +115,7 @@ class Balancer(Initialised):
         """Once per optimizer step: publish the load, move the bias, start counting afresh."""
         if self._counts_E is None:
             return  # no training batch since the last step
-        counts_E = _summed_over_ranks(self._counts_E)
+        counts_E = ranks.summed(self._counts_E)
         self.load_E.copy_(counts_E)
         bias_E = self._next_bias(counts_E)
         self.bias_E.copy_(bias_E - bias_E.mean())  # a constant shift selects the same experts; this one cannot drift
@@ -201,7 +202,7 @@ class ExactQuantileBalancer(QuantileBalancer):
         self._distances_NE: list[Tensor] = []
 
     def _gather(self, scores_NE: Tensor, chosen_NA: Tensor) -> None:
-        if _num_ranks() > 1:
+        if ranks.num_ranks() > 1:
             raise InputError("balancing.estimator: 'exact' sees one process only; write histogram to train on several")
         self._distances_NE.append(routing.distances(scores_NE, self.bias_E, chosen_NA))
 
@@ -229,7 +230,7 @@ class HistogramQuantileBalancer(QuantileBalancer):
     def _quantile(self, fair_load: float) -> Tensor:
         """Linear inside the first bin whose cumulative count reaches the fair load."""
         assert self._histogram_EH is not None
-        histogram_EH = _summed_over_ranks(self._histogram_EH)
+        histogram_EH = ranks.summed(self._histogram_EH)
         lowest, bin_width = routing.bin_edges(self.bias_E, self.num_bins)
         cumulative_EH = histogram_EH.cumsum(1, dtype=torch.int32)
         fair_E1 = torch.full_like(cumulative_EH[:, :1], math.ceil(fair_load))
@@ -241,17 +242,6 @@ class HistogramQuantileBalancer(QuantileBalancer):
     def _forget(self) -> None:
         super()._forget()
         self._histogram_EH = None
-
-
-def _num_ranks() -> int:
-    return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
-
-
-def _summed_over_ranks(counts: Tensor) -> Tensor:
-    """Counts of all processes of the run."""
-    if _num_ranks() > 1:
-        distributed.all_reduce(counts)  # in place; the caller's counts are about to be dropped
-    return counts
 
 
 def _inside_backward() -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from k3ablate.model import ranks
 from k3ablate.model.decoder import Decoder
 from k3ablate.model.feedforward import GLU
 from k3ablate.model.moe import Experts, Router, Routing
@@ -87,9 +88,14 @@ class Magnitudes:
         ]
 
     def take(self) -> dict[str, list[float]]:
-        """`stream_rms`, `stream_max`, `experts_rms` and so on, layer by layer; then the decoder is left alone."""
+        """`stream_rms`, `stream_max`, `experts_rms` and so on, layer by layer; then the decoder is left alone.
+
+        Of what all ranks saw, which therefore call it together.
+        """
         for handle in self._handles:
             handle.remove()
+        if ranks.num_ranks() > 1:
+            _share([meter for meters in self._meters.values() for meter in meters])
         return {
             f"{place}_{kind}": [number(meter) for meter in meters]
             for place, meters in self._meters.items()
@@ -139,9 +145,26 @@ class _Meter:
         assert self._largest is not None, "nothing was seen"
         return float(self._largest)
 
+    def totals(self) -> Tensor:
+        """Values seen and their squares, each summed up."""
+        return torch.tensor([self._count, float(self._square_sum)], dtype=torch.float64)
+
+    def replace(self, totals: Tensor, largest: Tensor) -> None:
+        """Show what all ranks saw instead of what this one did."""
+        self._count, self._square_sum, self._largest = int(totals[0]), totals[1], largest
+
     @torch.no_grad()
     def _see(self, x: Tensor) -> None:
         self._count += x.numel()
         self._square_sum = self._square_sum + torch.linalg.vector_norm(x, dtype=torch.float32).square()
         largest = x.abs().max()
         self._largest = largest if self._largest is None else torch.maximum(self._largest, largest)
+
+
+def _share(meters: list[_Meter]) -> None:
+    """Make every meter show what all ranks saw."""
+    if meters:
+        totals = ranks.summed(torch.stack([meter.totals() for meter in meters]))
+        largest = ranks.largest(torch.tensor([meter.largest() for meter in meters]))
+        for meter, one_totals, one_largest in zip(meters, totals, largest, strict=True):
+            meter.replace(one_totals, one_largest)

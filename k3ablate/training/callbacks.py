@@ -17,6 +17,7 @@ from k3ablate.model.balancing import Balancer
 from k3ablate.training import stopping
 from k3ablate.training.module import LanguageModule
 from k3ablate.training.optim import set_learning_rate
+from k3ablate.training.provenance import versions
 from k3ablate.training.schedules import factor
 from k3ablate.training.spec import TrainingConfig
 
@@ -67,7 +68,7 @@ class LearningRate(Callback):
 
 
 class Clock(StepCallback):
-    """Seconds of training, how often it was resumed and the loss of step 0; carried through checkpoints.
+    """Seconds of training, resumes, the code that took part and the loss of step 0; carried through checkpoints.
 
     Work that was lost after a checkpoint is not in the seconds.
     """
@@ -76,6 +77,7 @@ class Clock(StepCallback):
         super().__init__()
         self.first_loss: float | None = None
         self.num_resumes = 0
+        self.codes: list[str] = []  # versions of the code that took part, first to last
         self._seconds_before = 0.0  # as of the checkpoint that training resumed from
         self._start: float | None = None
 
@@ -88,24 +90,29 @@ class Clock(StepCallback):
         """Start."""
         super().on_train_start(trainer, pl_module)
         self._start = time.monotonic()
+        code = versions()["code"]
+        if self.codes[-1:] != [code]:
+            self.codes.append(code)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Stop: evaluation is not training."""
         self._seconds_before, self._start = self.seconds, None
 
     def on_step(self, trainer: Trainer, module: LanguageModule, step: int) -> None:
-        """Keep the loss of step 0."""
-        if step == 0:
+        """Keep the loss of step 0; one that is not finite ends the run, and no record holds it."""
+        if step == 0 and math.isfinite(module.loss):
             self.first_loss = module.loss
 
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint carries."""
-        return {"seconds": self.seconds, "num_resumes": self.num_resumes, "first_loss": self.first_loss}
+        kept = {"seconds": self.seconds, "num_resumes": self.num_resumes, "codes": self.codes}
+        return kept | {"first_loss": self.first_loss}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
         self._seconds_before = state_dict["seconds"]
         self.num_resumes = state_dict["num_resumes"] + 1
+        self.codes = state_dict.get("codes", [])  # not in checkpoints of before it was kept
         self.first_loss = state_dict["first_loss"]
 
 

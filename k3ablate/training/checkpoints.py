@@ -16,6 +16,7 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch import LightningModule, Trainer
 
 from k3ablate.config import InputError
+from k3ablate.model import ranks
 from k3ablate.storage import replace_file
 from k3ablate.training.callbacks import StepCallback
 from k3ablate.training.module import LanguageModule
@@ -85,12 +86,15 @@ class SaveCheckpoints(StepCallback):
         checkpoint[DIGEST_KEY] = self.digest
 
     def on_step(self, trainer: Trainer, module: LanguageModule, step: int) -> None:
-        """Save if it is time."""
-        if not trainer.should_stop and time.monotonic() - self._last < self.seconds:
+        """Save if it is time. What one rank asks for, all do at this step: stop, or save, which they do together."""
+        is_due = time.monotonic() - self._last >= self.seconds
+        trainer.should_stop, is_due = ranks.any_of(trainer.should_stop, is_due)
+        if not trainer.should_stop and not is_due:
             return
         trainer.save_checkpoint(self.folder / f"step-{step + 1:09d}.ckpt")
-        for path in sorted(self.folder.glob(PATTERN))[:-KEPT]:
-            path.unlink()
+        if ranks.rank() == 0:
+            for path in sorted(self.folder.glob(PATTERN))[:-KEPT]:
+                path.unlink()
         self._last = time.monotonic()
 
 

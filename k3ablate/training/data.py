@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +22,22 @@ from k3ablate.config import InputError
 from k3ablate.training.corpus import Corpus
 from k3ablate.training.sources import TRAIN_SET
 from k3ablate.training.spec import TrainingConfig
+
+
+class Share(NamedTuple):
+    """Which part of every micro-batch a process takes: the `rank`-th of `num_ranks`."""
+
+    rank: int = 0
+    num_ranks: int = 1
+
+    def of(self, tokens_BS: torch.Tensor) -> torch.Tensor:
+        """Its rows, which are neighbours, so that all parts in the order of ranks are the whole."""
+        assert len(tokens_BS) % self.num_ranks == 0, "Execution.require_shares was asked before"
+        size = len(tokens_BS) // self.num_ranks
+        return tokens_BS[self.rank * size : (self.rank + 1) * size]
+
+
+WHOLE = Share()
 
 
 def batch(corpus: Corpus, context: int, batch_size: int, seed: int, step: int) -> NDArray[np.int64]:
@@ -40,19 +57,17 @@ def batch(corpus: Corpus, context: int, batch_size: int, seed: int, step: int) -
 
 
 def windows(
-    corpus: Corpus, set_name: str, context: int, num_tokens: int, batch_size: int
+    corpus: Corpus, set_name: str, context: int, num_tokens: int, batch_size: int, share: Share = WHOLE
 ) -> Iterator[NDArray[np.int64]]:
     """At least `num_tokens` targets of a set, evenly spaced over it, in batches tokens_BS; the last may be smaller.
 
-    The same for every seed. A set without that many windows is an InputError, raised by the call.
+    The same for every seed. A set without that many windows is an InputError, raised by the call. All shares have
+    equally many batches, none of them empty, and together each window once.
     """
     num_wanted = _num_evaluated(num_tokens, context)
     _require_windows(corpus, set_name, context, num_wanted)
     chosen = np.arange(num_wanted) * _num_windows(corpus, set_name, context) // num_wanted
-    return (
-        _gather(corpus, set_name, context, chosen[first : first + batch_size])
-        for first in range(0, num_wanted, batch_size)
-    )
+    return (_gather(corpus, set_name, context, window_B) for window_B in _cut(chosen, batch_size, share))
 
 
 def check_budget(corpus: Corpus, training: TrainingConfig, tokens: int) -> None:
@@ -76,20 +91,22 @@ def check_budget(corpus: Corpus, training: TrainingConfig, tokens: int) -> None:
 
 
 class StepBatches(IterableDataset[torch.Tensor]):
-    """Micro-batches tokens_BS of a run, without end, from the optimizer step that `start` names.
+    """Micro-batches tokens_BS of a run, or a share of each, without end, from the optimizer step that `start` names.
 
     `start` is asked when the iteration begins, so a trainer that restored its step continues where it stopped.
     Use it with `DataLoader(StepBatches(...), batch_size=None, num_workers=0)`.
     """
 
-    def __init__(self, corpus: Corpus, training: TrainingConfig, seed: int, start: Callable[[], int]) -> None:
-        self._corpus, self._training, self._seed, self._start = corpus, training, seed, start
+    def __init__(
+        self, corpus: Corpus, training: TrainingConfig, seed: int, start: Callable[[], int], share: Share = WHOLE
+    ) -> None:
+        self._corpus, self._training, self._seed, self._start, self._share = corpus, training, seed, start, share
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         training = self._training
         for step in itertools.count(self._start()):
             tokens_BS = batch(self._corpus, training.context, training.batch_size, self._seed, step)
-            yield from torch.split(torch.from_numpy(tokens_BS), training.sequences_per_pass)
+            yield from map(self._share.of, torch.split(torch.from_numpy(tokens_BS), training.sequences_per_pass))
 
 
 @functools.lru_cache(maxsize=8)
@@ -102,6 +119,20 @@ def _order(corpus_digest: str, seed: int, epoch: int, num_windows: int) -> NDArr
     key = hashlib.sha256(f"{corpus_digest} {seed} {epoch}".encode()).digest()[:16]
     raw = np.random.Philox(key=int.from_bytes(key)).random_raw(num_windows)
     return np.argsort(raw, kind="stable")
+
+
+def _cut(window_N: NDArray[np.int64], batch_size: int, share: Share) -> list[NDArray[np.int64]]:
+    """The batches of one share, as many as every other share has: ranks run forward passes together."""
+    if share.num_ranks == 1:
+        return [window_N[first : first + batch_size] for first in range(0, len(window_N), batch_size)]
+    smallest, largest = len(window_N) // share.num_ranks, math.ceil(len(window_N) / share.num_ranks)
+    if smallest == 0:
+        raise InputError(
+            f"training.validation_tokens: {len(window_N)} windows are too few for {share.num_ranks} ranks; write "
+            "more tokens, or fewer devices"
+        )
+    num_batches = min(smallest, math.ceil(largest * share.num_ranks / batch_size))
+    return np.array_split(np.array_split(window_N, share.num_ranks)[share.rank], num_batches)
 
 
 def _gather(corpus: Corpus, set_name: str, context: int, window_B: NDArray[np.int64]) -> NDArray[np.int64]:

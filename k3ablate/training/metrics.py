@@ -13,10 +13,11 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
+from k3ablate.model import ranks
 from k3ablate.model.balancing import Balancer
 from k3ablate.model.counting import Counts
 from k3ablate.model.inspection import Magnitudes
-from k3ablate.storage import write_atomic
+from k3ablate.storage import append_line, write_atomic
 from k3ablate.tracking import NoTracking
 from k3ablate.training.callbacks import Clock, StepCallback
 from k3ablate.training.module import LanguageModule
@@ -30,6 +31,7 @@ class MetricsLog(StepCallback):
 
     `step` is 0-based; `tokens`, `flops` (training FLOPs) and `seconds` include it, `loss` is of its batch before the
     update, `tokens_per_second` since the line before, `imbalance` one number per routed layer (largest / mean load).
+    All is of the whole run; of several ranks the first writes.
     Every `inspect_every`-th line, and the last, also holds what `inspection.Magnitudes` says of the activations of the
     step's forward passes; such a step takes about a tenth longer.
     """
@@ -61,8 +63,9 @@ class MetricsLog(StepCallback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Drop the lines of steps that are about to be taken again; show the tracker the others."""
         super().on_train_start(trainer, pl_module)
-        for line in keep_lines(self.path, trainer.global_step):
-            self.tracker.log(line["step"], flat(line))
+        if ranks.rank() == 0:
+            for line in keep_lines(self.path, trainer.global_step):
+                self.tracker.log(line["step"], flat(line))
         self._last = (trainer.global_step * self.tokens_per_step, time.monotonic())
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
@@ -75,9 +78,10 @@ class MetricsLog(StepCallback):
         """Measure and write, if it is this step's turn."""
         if not self._gets_a_line(step):
             return
-        line = self._measure(trainer, module, step)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, allow_nan=False) + "\n")
+        line = self._measure(trainer, module, step)  # of all ranks, by all ranks
+        if ranks.rank() > 0:
+            return
+        append_line(self.path, json.dumps(line, allow_nan=False))
         self.tracker.log(step, flat(line))
 
     def _gets_a_line(self, step: int) -> bool:

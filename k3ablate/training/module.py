@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.optim import Optimizer
 
+from k3ablate.model import ranks
 from k3ablate.model.decoder import Decoder
 from k3ablate.training.optim import build_optimizer
 from k3ablate.training.spec import TrainingConfig
@@ -23,8 +24,8 @@ def cross_entropy(logits_BTV: Tensor, targets_BT: Tensor) -> Tensor:
 class LanguageModule(LightningModule):
     """A decoder in training. Batches are int64 (B, context + 1): inputs and, one further, targets.
 
-    After a step `loss` is the cross-entropy of its whole batch in nats per token, `auxiliary_loss` what balancing
-    added, `gradient_norm` the global norm before clipping.
+    After a step `loss` is the cross-entropy of its whole batch, that of all ranks, in nats per token, `auxiliary_loss`
+    what balancing added, `gradient_norm` the global norm before clipping.
     """
 
     def __init__(self, decoder: Decoder, training: TrainingConfig) -> None:
@@ -64,6 +65,11 @@ class LanguageModule(LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip by global norm and keep the norm; the Trainer's own clipping measures it and throws it away."""
+        """Clip by global norm and keep the norm; the Trainer's own clipping measures it and throws it away.
+
+        The one place that is reached once per optimizer step, on all ranks together, before anybody asks for losses.
+        """
+        if ranks.num_ranks() > 1:
+            self._losses = list(ranks.mean(torch.stack(self._losses)))
         limit = float("inf") if gradient_clip_val is None else gradient_clip_val
         self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), limit)

@@ -18,12 +18,14 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import Callback, Trainer
 from torch import Generator, Tensor
 
 from k3ablate.config import InputError, Tree
 from k3ablate.kernels import dispatch
+from k3ablate.model import ranks
 from k3ablate.model.counting import Counts, count
 from k3ablate.model.decoder import Decoder, initialise
 from k3ablate.model.inspection import counted_pairs
@@ -38,10 +40,12 @@ from k3ablate.records import (
     RunRecord,
     Status,
     read_record,
+    read_spec,
     write_record,
     write_routing,
 )
 from k3ablate.tracking import NoTracking
+from k3ablate.training import parallel
 from k3ablate.training.callbacks import (
     BalancingStep,
     Clock,
@@ -57,7 +61,8 @@ from k3ablate.training.data import StepBatches
 from k3ablate.training.evaluation import evaluate
 from k3ablate.training.metrics import MetricsLog
 from k3ablate.training.module import LanguageModule
-from k3ablate.training.provenance import versions
+from k3ablate.training.parallel import Place
+from k3ablate.training.provenance import versions_beside
 from k3ablate.training.sources import TRAIN_SET
 from k3ablate.training.spec import Execution, RunSpec
 from k3ablate.training.stopping import Stopped
@@ -71,25 +76,19 @@ def train(spec: RunSpec, folder: Path, corpus: Corpus, execution: Execution, tra
     """Train `spec` in `folder`, evaluate it, and write `record.json`; a run that has ended before is not repeated.
 
     Continues from the newest checkpoint in the folder. InputError if the corpus or a checkpoint belongs to another
-    run; OSError with the path if the disk refuses. Anything raised leaves the run resumable.
+    run; OSError with the path if the disk refuses. Anything raised leaves the run resumable. Where `execution` asks
+    for several processes, all of them call this, and the first writes.
     """
     digest = spec.digest()
     if spec.corpus != corpus.digest:
         raise InputError(f"corpus: the run asks for {spec.corpus}, this one is {corpus.digest}; build that corpus")
+    execution.require_shares(spec)
     settled = _settled_record(folder, digest)
     if settled is not None:
         return settled
-    tracker.start(digest, dict(_leaves(spec.tree())))
-    try:
-        record = _Run(spec, folder, corpus, execution, tracker).record()
-        write_record(record, folder)
-    except BaseException:
-        tracker.interrupt()
-        raise
-    tracker.finish(record, folder / RECORD_FILE)
-    if record.status in SETTLED:
-        shutil.rmtree(folder / CHECKPOINTS_FOLDER, ignore_errors=True)
-    return record
+    with parallel.meeting(execution) as place:
+        run = _Run(spec, folder, corpus, execution, tracker if place.is_first else NoTracking(), place)
+        return run.settle() if place.is_first else run.record()
 
 
 def stream(seed: int, name: str) -> int:
@@ -106,13 +105,27 @@ class _Run:
     corpus: Corpus
     execution: Execution
     tracker: NoTracking
+    place: Place
+
+    def settle(self) -> RunRecord:
+        """Leave the record in the folder and in the store."""
+        self.tracker.start(self.spec.digest(), dict(_leaves(self.spec.tree())))
+        try:
+            record = self.record()
+            write_record(record, self.folder)
+        except BaseException:
+            self.tracker.interrupt()
+            raise
+        self.tracker.finish(record, self.folder / RECORD_FILE)
+        if record.status in SETTLED:
+            shutil.rmtree(self.checkpoints, ignore_errors=True)
+        return record
 
     def record(self) -> RunRecord:
         """Train what is left to train, evaluate, and say what came out."""
         torch.set_num_threads(self.execution.num_threads)
         dispatch.forget_used()
-        self.checkpoints.mkdir(parents=True, exist_ok=True)
-        checkpoint = newest(self.checkpoints, self.spec.digest())
+        checkpoint = ranks.of_first(self._newest() if self.place.is_first else None)
         try:
             with _quiet_lightning():
                 self._fit(checkpoint)
@@ -120,10 +133,15 @@ class _Run:
             return self._record(Status.DIVERGED, str(reason))
         if self.trainer.global_step < self.spec.num_steps:
             done = f"{self.trainer.global_step} of {self.spec.num_steps} steps"
-            if self.stop_request.was_heard:
+            if any(ranks.any_of(self.stop_request.was_heard)):
                 raise Stopped(f"asked to stop after {done}")
             return self._record(Status.OUT_OF_TIME, f"max_hours {self.execution.max_hours:g} passed after {done}")
         return self._evaluated()
+
+    def _newest(self) -> Path | None:
+        """The checkpoint to go on from; one process chooses, since a damaged one may look different to another."""
+        self.checkpoints.mkdir(parents=True, exist_ok=True)
+        return newest(self.checkpoints, self.spec.digest())
 
     def _evaluated(self) -> RunRecord:
         """The record with the losses on all sets of the corpus but the one it was trained on."""
@@ -133,7 +151,7 @@ class _Run:
             if name == TRAIN_SET:
                 continue
             with counted_pairs(self.module.decoder) as pairs:
-                evaluation = evaluate(self.module.decoder, self.spec.training, self.corpus, name)
+                evaluation = evaluate(self.module.decoder, self.spec.training, self.corpus, name, self.place.share)
             if evaluation is None:
                 return self._record(Status.DIVERGED, f"loss on {name} is not finite after the last step")
             evaluations[name] = evaluation
@@ -143,9 +161,10 @@ class _Run:
 
     def _keep_routing(self, pairs: list[Tensor], name: str, num_tokens: int) -> None:
         """Beside the record: several hundred numbers a layer, which no table needs."""
-        counts = [pairs_E.tolist() for pairs_E in pairs]
+        counts = [ranks.summed(pairs_E).tolist() for pairs_E in pairs]
         routing = RoutedPairs(digest=self.spec.digest(), validation=name, num_tokens=num_tokens, pairs=counts)
-        write_routing(routing, self.folder)
+        if self.place.is_first:
+            write_routing(routing, self.folder)
 
     @property
     def checkpoints(self) -> Path:
@@ -175,14 +194,16 @@ class _Run:
         training = self.spec.training
         return Trainer(
             accelerator="gpu" if torch.cuda.is_available() else "cpu",
-            devices=1,
+            devices=self.execution.num_devices,
+            num_nodes=self.execution.num_nodes,
+            strategy=parallel.strategy(self.execution),
             precision="bf16-mixed" if training.precision == "bfloat16" else "32-true",
             max_steps=self.spec.num_steps,
             max_epochs=-1,
             accumulate_grad_batches=training.batch_size // training.sequences_per_pass,
             gradient_clip_val=training.gradient_clip,
             # Not Lightning's Slurm environment: it would requeue the job besides its launcher.
-            plugins=[LightningEnvironment(), AtomicCheckpoints()],
+            plugins=[self._environment(), AtomicCheckpoints()],
             callbacks=self._callbacks(),
             default_root_dir=self.folder,
             logger=False,
@@ -192,6 +213,9 @@ class _Run:
             num_sanity_val_steps=0,
             limit_val_batches=0,
         )
+
+    def _environment(self) -> ClusterEnvironment:
+        return LightningEnvironment() if self.execution.strategy == "single" else parallel.Ranks(self.place)
 
     def _callbacks(self) -> list[Callback]:
         """In the order they run: time first, so that all others see it; saving last, so that it saves all others."""
@@ -212,8 +236,8 @@ class _Run:
         ]
 
     def _fit(self, checkpoint: Path | None) -> None:
-        seed = stream(self.spec.seed, "data")
-        batches = StepBatches(self.corpus, self.spec.training, seed, lambda: self.trainer.global_step)
+        seed, share = stream(self.spec.seed, "data"), self.place.share
+        batches = StepBatches(self.corpus, self.spec.training, seed, lambda: self.trainer.global_step, share)
         self.trainer.fit(self.module, batches, ckpt_path=checkpoint)
 
     def _record(
@@ -222,7 +246,7 @@ class _Run:
         num_steps = self.trainer.global_step
         tokens = num_steps * self.spec.training.tokens_per_step
         seconds = self.clock.seconds
-        device = self.trainer.strategy.root_device
+        frozen = read_spec(self.folder, self.spec.digest())
         return RunRecord(
             digest=self.spec.digest(),
             status=status,
@@ -240,9 +264,16 @@ class _Run:
             corpus=self.corpus.digest,
             num_resumes=self.clock.num_resumes,
             kernels=dispatch.used(),
-            device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-            versions=versions(),
+            device=self._device_name(),
+            versions=versions_beside(frozen.versions if frozen else {}),
+            codes=tuple(self.clock.codes),
         )
+
+    def _device_name(self) -> str:
+        """Of one, and how many of them worked on the run."""
+        device = self.trainer.strategy.root_device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        return name if self.place.num_ranks == 1 else f"{self.place.num_ranks} x {name}"
 
 
 def _settled_record(folder: Path, digest: str) -> RunRecord | None:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from k3ablate.config import Config
+from k3ablate.config import Config, InputError
 from k3ablate.model.decoder import ModelConfig
 from k3ablate.training.optimizers import OptimizerConfig
 from k3ablate.training.schedules import ScheduleConfig
@@ -153,10 +153,42 @@ class RunSpec(Config):
 
 
 class Execution(Config):
-    """How runs are carried out. Nothing here may change a result, so nothing here is in a digest."""
+    """How runs are carried out. Nothing here may change a result beyond rounding, so nothing here is in a digest."""
 
     checkpoint_seconds: PositiveFloat = 60.0
     log_every_steps: PositiveInt = 10
     inspect_every_lines: PositiveInt = 5  # logged steps that also measure activations
-    num_threads: PositiveInt = Field(default=1, le=1024)  # torch threads of one worker
+    num_threads: PositiveInt = Field(default=1, le=1024)  # torch threads of one worker, or of each rank
     max_hours: PositiveFloat | None = None  # then the run stops as out_of_time, resumable
+    strategy: Literal["single", "ddp", "fsdp"] = "single"  # fsdp: weights and optimizer state are cut over ranks, too
+    num_devices: PositiveInt = 1  # of one run on each node; one process (rank) each
+    num_nodes: PositiveInt = 1  # of one run
+
+    @model_validator(mode="after")
+    def _several_need_a_strategy(self) -> Self:
+        if self.strategy == "single" and self.num_ranks > 1:
+            raise ValueError(
+                f"strategy is 'single', and num_devices {self.num_devices} x num_nodes {self.num_nodes} are asked for; "
+                "write strategy: ddp, or fsdp for a model that one device cannot hold"
+            )
+        return self
+
+    @property
+    def num_ranks(self) -> int:
+        """Processes that work on one run."""
+        return self.num_devices * self.num_nodes
+
+    def require_shares(self, spec: RunSpec) -> None:
+        """InputError where `spec` cannot be cut over the ranks of one run."""
+        training, balancing = spec.training, spec.model.balancing
+        if training.sequences_per_pass % self.num_ranks:
+            raise InputError(
+                f"execution: {self.num_ranks} ranks (num_devices {self.num_devices} x num_nodes {self.num_nodes}) do "
+                f"not share the {training.sequences_per_pass} sequences of a forward pass evenly; write a number of "
+                "devices that divides training.micro_batch_size (batch_size where there is none)"
+            )
+        if self.num_ranks > 1 and balancing.kind == "quantile" and balancing.estimator == "exact":
+            raise InputError(
+                "balancing.estimator: 'exact' sees one process only; write histogram to train on several, or "
+                "execution.strategy: single"
+            )

@@ -44,6 +44,7 @@ def tiny_spec() -> Callable[..., RunSpec]:
                 "mixer": {"main": SOFTMAX, "periodic": None},
                 "feed_forward": {"main": MOE, "leading": None},
                 "balancing": {"kind": "sign_update", "rate": 0.01},
+                "residual": {"kind": "plain"},
             },
             "data": RECIPE,
             "corpus": "c0ffee",

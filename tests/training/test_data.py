@@ -179,6 +179,7 @@ def test_start_is_asked_when_iteration_begins(corpus: Corpus) -> None:
 # What Lightning does to torch is not about this package.
 @pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning")
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*`srun` command is available")  # on machines with Slurm
 def test_lightning_resumes_with_the_batches_that_were_left(corpus: Corpus, tmp_path: Path) -> None:
     """10 steps at once, against 4 steps, a checkpoint, and 6 more in a new trainer."""
     whole = fit(corpus, max_steps=10)
