@@ -109,6 +109,9 @@ def power(
     loss: float | None = None,
     exponent: float | None = None,
     multipliers: Sequence[float] = (),
+    form: str | None = None,
+    at_loss: float | None = None,
+    at_flops: float | None = None,
     num_tables: int | None = None,
 ) -> "PowerAnswer":
     """What the planned runs tell apart (`planning.power`); runs that have ended are the pilot where none is stated."""
@@ -122,6 +125,7 @@ def power(
     return planning.power(
         _planned_table(rows), baseline=experiment.names.baseline, pilot=pilot, pilot_name=pilot_name,
         seed_deviation=seed_deviation, loss=loss, exponent=exponent, multipliers=multipliers or planning.CLAIMED,
+        form=form, at_loss=at_loss, at_flops=at_flops,
         num_tables=NUM_TABLES if num_tables is None else num_tables, name=name, flops_convention=FLOPS_CONVENTION,
     )  # fmt: skip
 

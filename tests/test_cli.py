@@ -691,3 +691,14 @@ def test_power_reads_a_pilot_from_a_table(k3ablate: Callable[..., Result], place
     refused = k3ablate("power", "tiny.yaml", "--pilot", "pilot.csv", "--seed-deviation", "0.001")
     assert_refused(refused, "state no other beside --pilot")
     assert_refused(k3ablate("power", "tiny.yaml", "--simulations", "0"), "--simulations 0: write 20 or more")
+
+
+def test_power_reads_where_it_is_asked_to(k3ablate: Callable[..., Result], edit) -> None:
+    edit(TWO_SIZES)
+    arguments = ("power", "tiny.yaml", "--simulations", "20")
+    found = json.loads(k3ablate(*arguments, "--form", "power", "--at-loss", "1.75", "--json").out)
+    assert (found["read_at"], found["design"]["form"], found["design"]["num_draws"]) == ("at loss 1.75", "power", 119)
+    assert "read where each was measured" in k3ablate(*arguments, "--form", "power").out
+    assert_refused(k3ablate(*arguments, "--at-loss", "2", "--at-flops", "1e9", "--json"), "state one of them")
+    assert_refused(k3ablate(*arguments, "--form", "shared_floor", "--json"), "--form shared_floor: power simulates")
+    assert "119 bootstrap draws" in " ".join(k3ablate("power", "--help").out.split())

@@ -20,12 +20,13 @@ import pandas
 from scipy import stats
 
 from k3ablate.config import InputError
-from k3ablate.fits.analysis import analyse
+from k3ablate.fits.analysis import Place, analyse
 from k3ablate.fits.coalitions import Design, design
 from k3ablate.fits.curves import arrays_of
-from k3ablate.fits.forms import Array
+from k3ablate.fits.forms import CURVES, Array, curve_named
+from k3ablate.fits.multiplier import FURTHEST, check_place
 from k3ablate.fits.observations import Observations, check_arm, observations
-from k3ablate.fits.simulated_readings import Read, TableReadings, planted_parts, read_tables
+from k3ablate.fits.simulated_readings import MEASURED, Read, TableReadings, planted_parts, read_tables
 from k3ablate.fits.simulated_tables import FittedTables, Truth, draw_losses, fit_tables
 from k3ablate.fits.solve import DEFAULT_DELTA, Interval
 from k3ablate.fits.uncertainty import TAIL
@@ -45,6 +46,7 @@ class Assumed:
     truth: Truth
     multipliers: tuple[float, ...] = ()  # whose power is stated
     form: str | None = None  # of the analysis; None: the one that analyses of simulated tables choose
+    place: Place = MEASURED  # where multipliers are read
     num_tables: int = NUM_TABLES
     num_draws: int = NUM_DRAWS
     num_choosing: int = NUM_CHOOSING
@@ -94,14 +96,15 @@ def design_power(planned: Observations, baseline: str, assumed: Assumed) -> Desi
     check_arm(baseline, planned.points)
     if len(planned.points) < 2:
         raise InputError(f"power: {baseline} is the only arm; a multiplier needs another")
+    _check(planned, baseline, assumed)
     form, form_share = _form(planned, baseline, assumed)
     changes = {arm: _changed(planned, baseline, arm) for arm in planned.points}
     split = _split(changes, baseline)
     tables = _simulated(planned, form, assumed, dict.fromkeys(planned.points, 0.0))
-    null = read_tables(tables, baseline, split)
+    null = read_tables(tables, baseline, split, assumed.place)
     gains = _gains(planned, baseline, changes, null)
     with_gains = tables.with_gains(assumed.truth, gains) or _simulated(planned, form, assumed, gains)
-    found = read_tables(with_gains, baseline, split)
+    found = read_tables(with_gains, baseline, split, assumed.place)
     return DesignPower(
         form=form,
         form_share=form_share,
@@ -113,6 +116,28 @@ def design_power(planned: Observations, baseline: str, assumed: Assumed) -> Desi
         parts=_sensitivities(null.parts, found.parts, {} if split is None else planted_parts(split, gains), assumed),
         method=null.method,
     )
+
+
+def _check(planned: Observations, baseline: str, assumed: Assumed) -> None:
+    """InputError for a form that is not simulated, and for a place that no report would read."""
+    if assumed.form is not None and assumed.form not in CURVES:
+        raise InputError(
+            f"--form {assumed.form}: power simulates curves of one arm each; write one of {', '.join(CURVES)}"
+        )
+    check_place(assumed.place.loss, assumed.place.compute)
+    compute_N, truth = arrays_of(planned.points[baseline])[0], assumed.truth
+    read = assumed.place.compute
+    if assumed.place.loss is not None:
+        values = {name: np.array([value]) for name, value in truth.values.items()}
+        with np.errstate(over="ignore"):
+            read = float(np.exp(curve_named(truth.form).log_compute_at(values, assumed.place.loss)[0]))
+    if read is not None and not compute_N.min() / FURTHEST <= read <= compute_N.max() * FURTHEST:
+        where = f"loss {assumed.place.loss:.6g}" if assumed.place.loss is not None else f"compute {read:.4g}"
+        raise InputError(
+            f"power: {where} lies outside what a report would read: the assumed baseline is there at compute "
+            f"{read:.4g}, and {compute_N.min():.4g} to {compute_N.max():.4g} are planned; ask within {FURTHEST:,.0f} "
+            "times of them"
+        )
 
 
 def critical_gains(null: Read, gain: Read, planted: float) -> Array:

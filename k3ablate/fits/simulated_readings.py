@@ -1,8 +1,8 @@
 """What multipliers and parts does each of many simulated tables say, as its report and its split would?
 
 A multiplier is read at the lowest loss that baseline and arm reach in that table, parts of the split at the lowest that
-all arms of the split reach; paired estimates are made table by table. The functions are those of `multiplier`, `paired`
-and `attribution`; tables lie flat, one after the other, in their arrays.
+all arms of the split reach, or all of them at a stated place; paired estimates are made table by table. The functions
+are those of `multiplier`, `paired` and `attribution`; tables lie flat, one after the other, in their arrays.
 
 Array legend: R tables, E the estimate and then the draws of each.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from k3ablate.fits.analysis import Place
 from k3ablate.fits.attribution import Method, method_and_terms
 from k3ablate.fits.coalitions import Design
 from k3ablate.fits.curves import arrays_of
@@ -24,6 +25,8 @@ from k3ablate.fits.simulated_tables import FittedTables, by_arm
 from k3ablate.fits.solve import LARGEST_LOG
 from k3ablate.fits.split import NOBODY, Coalition
 from k3ablate.fits.uncertainty import TAIL
+
+MEASURED = Place()
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,8 @@ class TableReadings:
     method: Method  # that the parts are from
 
 
-def read_tables(tables: FittedTables, baseline: str, design: Design | None) -> TableReadings:
-    """The readings of every table; `design` None splits nothing."""
+def read_tables(tables: FittedTables, baseline: str, design: Design | None, place: Place = MEASURED) -> TableReadings:
+    """The readings of every table at `place`, by default where each was measured; `design` None splits nothing."""
     largest = {arm: float(arrays_of(points)[0].max()) for arm, points in tables.planned.points.items()}
     end = {
         arm: curve.predict(np.array([largest[arm]])).reshape(tables.shape)[:, 0] for arm, curve in tables.curves.items()
@@ -54,9 +57,12 @@ def read_tables(tables: FittedTables, baseline: str, design: Design | None) -> T
     arms = [arm for arm in tables.curves if arm != baseline]
     points = [_points(tables.planned, log_loss_N) for log_loss_N in tables.log_loss_RN]
     paired = {arm: [paired_multiplier(table[baseline], table[arm]) for table in points] for arm in arms}
-    method, parts = ("none", {}) if design is None else _parts(tables, design, end)
+    method, parts = ("none", {}) if design is None else _parts(tables, design, end, place)
     return TableReadings(
-        arms={arm: _read(_log_multiplier(tables, baseline, arm, np.maximum(end[baseline], end[arm]))) for arm in arms},
+        arms={
+            arm: _read(_log_multiplier(tables, baseline, arm, np.maximum(end[baseline], end[arm]), place))
+            for arm in arms
+        },
         paired={arm: _read_paired(found) for arm, found in paired.items() if any(found)},
         parts=parts,
         method=method,
@@ -69,21 +75,27 @@ def planted_parts(design: Design, log_multipliers: Mapping[str, float]) -> dict[
     return {name: float(value_E[0]) for name, value_E in _terms(design, values)[1].items()}
 
 
-def _log_multiplier(tables: FittedTables, baseline: str, arm: str, loss_R: Array) -> Array:
-    """ln m [R, E] at each table's own loss; infinite in all of a table where no number holds an estimated compute."""
-    loss_E = np.repeat(loss_R, tables.shape[1])
-    log_m_RE = draw_log_multipliers(tables.curves[baseline], tables.curves[arm], loss_E).reshape(tables.shape)
+def _log_multiplier(tables: FittedTables, baseline: str, arm: str, loss_R: Array, place: Place) -> Array:
+    """ln m [R, E] at `place`, or at each table's own loss; infinite in all of a table where no number holds an
+    estimated compute."""
+    base = tables.curves[baseline]
+    loss_E = np.repeat(loss_R if place.loss is None else np.full_like(loss_R, place.loss), tables.shape[1])
+    if place.compute is not None:
+        loss_E = base.predict(np.array([place.compute]))[:, 0]
+    log_m_RE = draw_log_multipliers(base, tables.curves[arm], loss_E, place.compute).reshape(tables.shape)
     for one in (baseline, arm):
         log_compute_R = tables.curves[one].log_compute_at(loss_E).reshape(tables.shape)[:, 0]
         log_m_RE[~(np.abs(log_compute_R) <= LARGEST_LOG)] = np.inf
     return np.asarray(log_m_RE)
 
 
-def _parts(tables: FittedTables, design: Design, end: Mapping[str, Array]) -> tuple[Method, dict[str, Read]]:
+def _parts(
+    tables: FittedTables, design: Design, end: Mapping[str, Array], place: Place
+) -> tuple[Method, dict[str, Read]]:
     """What the split attributes to every component, all arms read at one loss."""
     loss_R = np.max([end[arm] for arm in design.concerned], axis=0)
     values = {
-        coalition: _log_multiplier(tables, design.baseline, arm, loss_R).ravel()
+        coalition: _log_multiplier(tables, design.baseline, arm, loss_R, place).ravel()
         for coalition, arm in design.arms.items()
         if arm != design.baseline
     }

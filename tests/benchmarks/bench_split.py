@@ -1,4 +1,4 @@
-"""How long does a split take, and which part of it is not the fitting?
+"""How long does a split take, which part of it is not the fitting, and how long does the power of its plan?
 
 A factorial of 16 arms, 5 sizes and 3 seeds with 1,000 draws, planted with and without a floor. The wanted time is under
 30 s; the figures are CPU time of one process, taken in turns. Whether the numbers are right is tested elsewhere.
@@ -17,6 +17,7 @@ from k3ablate.fits.analysis import analyse
 from k3ablate.fits.attribution import split as attribute_all
 from k3ablate.fits.coalitions import design
 from k3ablate.fits.split import coalitions
+from k3ablate.planning import power
 from k3ablate.splitting import split
 
 COMPONENTS = ("attention", "residual", "feed_forward", "balancing")
@@ -75,3 +76,11 @@ def test_the_sums_alone(capsys: pytest.CaptureFixture[str], count: int) -> None:
     with capsys.disabled():
         print(f"\nsums of {count} components, {len(subsets)} arms, 1,000 draws: median "
               f"{statistics.median(found):.3f} s of CPU, {min(found):.3f} to {max(found):.3f}")  # fmt: skip
+
+
+def test_the_power_of_a_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    planned = factorial(0.0).drop(columns="loss")
+    found = [cpu_seconds(lambda: power(planned)) for _ in range(3)]
+    with capsys.disabled():
+        print(f"\npower, 16 arms x 5 sizes x 3 seeds, 200 tables of 119 draws: median {statistics.median(found):.1f} s "
+              f"of CPU, {min(found):.1f} to {max(found):.1f}")  # fmt: skip

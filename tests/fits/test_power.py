@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from k3ablate.config import InputError
-from k3ablate.fits.analysis import analyse
+from k3ablate.fits.analysis import Place, analyse
 from k3ablate.fits.coalitions import design
 from k3ablate.fits.power import Assumed, DesignPower, Sensitivity, critical_gains, design_power, planned_runs
 from k3ablate.fits.simulated_readings import Read, planted_parts, read_tables
@@ -257,3 +257,43 @@ def test_designs_that_give_no_multiplier_are_refused() -> None:
 def test_a_planned_table_needs_no_losses_and_reads_none() -> None:
     without = planned_runs(runs())
     assert planned_runs(runs().assign(loss=np.nan, status="diverged", reason="lost")) == without
+
+
+@pytest.mark.parametrize("place", [Place(loss=2.2), Place(compute=1e19), Place(compute=1e21)])
+def test_tables_are_read_where_the_analysis_is_asked_to(place: Place) -> None:
+    table, generator = planned_runs(runs(5, 3, tuple(ARMS))), np.random.default_rng(1)
+    truth = Truth("power", {"A": 30.0, "a": EXPONENT}, 0.0005, 0.5)
+    losses = draw_losses(table, truth, dict.fromkeys(ARMS, 0.1) | {"k2": 0.0}, 3, generator)
+    split = design({arm: _changed(arm) for arm in ARMS}, "k2")
+    found = read_tables(fit_tables(table, "power", losses, 39, 1e-3, generator), "k2", split, place)
+    for row, loss in enumerate(losses):
+        labels = runs(5, 3, tuple(ARMS)).assign(loss=np.exp(loss))
+        plain = analyse(labels, "k2", "power", generator, 39, at_loss=place.loss, at_compute=place.compute)
+        for arm, read in found.arms.items():
+            one = plain.arm(arm).multiplier
+            assert one is not None
+            assert read.estimate_R[row] == pytest.approx(math.log(one.value), abs=2e-6)
+        parts = {
+            part.name: part.effect.log for part in split_analysis(plain, None, place.loss, place.compute).split.parts
+        }
+        assert {name: read.estimate_R[row] for name, read in found.parts.items()} == pytest.approx(parts, abs=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"place": Place(loss=2.0, compute=1e19)}, "loss 2 and compute 1e.19 were both stated; state one"),
+        (
+            {"place": Place(loss=0.1)},
+            "power: loss 0.1 lies outside what a report would read: .* within 1,000 times",
+        ),
+        ({"place": Place(compute=1e30)}, r"power: compute 1e\+30 lies outside"),
+        ({"place": Place(compute=-1.0)}, "compute -1.0; write a positive number"),
+        ({"form": "shared_floor"}, "--form shared_floor: power simulates curves of one arm each; write one of power, "),
+        ({"form": "powr"}, "--form powr: power simulates .*; write one of power, power_floor"),
+    ],
+)
+def test_places_and_forms_that_are_not_simulated_are_refused(options: dict, message: str) -> None:
+    truth = Truth("power", {"A": 30.0, "a": EXPONENT}, 0.001)
+    with pytest.raises(InputError, match=message):
+        design_power(planned_runs(runs()), "k2", Assumed(truth, num_tables=20, **options))
