@@ -17,6 +17,8 @@ from k3ablate.kernels.decay import bounded_decay
 from k3ablate.kernels.head_norms import GATED_NORM, UNIT_LENGTH, gated_norm, unit_length
 from k3ablate.kernels.kda import OPERATION as KDA
 from k3ablate.kernels.kda import kda
+from k3ablate.kernels.output_gate import OPERATION as OUTPUT_GATE
+from k3ablate.kernels.output_gate import output_gate
 from k3ablate.kernels.rms_norm import OPERATION as RMS_NORM
 from k3ablate.kernels.rms_norm import rms_norm
 from k3ablate.kernels.rotary import OPERATION as ROTARY
@@ -27,7 +29,7 @@ from k3ablate.kernels.situ_glu import OPERATION as SITU_GLU
 from k3ablate.kernels.situ_glu import situ_glu
 
 OPERATIONS = (
-    CAUSAL_ATTENTION, ROTARY, KDA, BOUNDED_DECAY, SHORT_CONVOLUTION, UNIT_LENGTH, GATED_NORM, RMS_NORM,
+    CAUSAL_ATTENTION, ROTARY, OUTPUT_GATE, KDA, BOUNDED_DECAY, SHORT_CONVOLUTION, UNIT_LENGTH, GATED_NORM, RMS_NORM,
     attnres.OPERATION, routing.CHOOSE, routing.WEIGH, routing.HISTOGRAM, experts.OPERATION, SITU_GLU,
 )  # fmt: skip
 
@@ -52,7 +54,8 @@ def warm_up() -> None:
 
 def _softmax_attention() -> None:
     query, key, value = (_zeros(1, 2, 1, WIDTH) for _ in range(3))
-    torch.autograd.backward(causal_attention(rotary(query, WIDTH, 1e4), key, value).sum())
+    found = causal_attention(rotary(query, WIDTH, 1e4), key, value)
+    torch.autograd.backward(output_gate(found, value).sum())
 
 
 def _linear_attention() -> None:

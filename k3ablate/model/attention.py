@@ -15,6 +15,7 @@ from pydantic import PositiveFloat, PositiveInt, model_validator
 from torch import Tensor, nn
 
 from k3ablate.kernels.causal_attention import causal_attention
+from k3ablate.kernels.output_gate import output_gate
 from k3ablate.kernels.rotary import rotary
 from k3ablate.model.norms import RMSNorm
 from k3ablate.model.slots import Dial, HeadCut, Mixer, MixerConfig
@@ -255,7 +256,7 @@ class GatedLatentAttention(LatentAttention):
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """x_BTD -> y_BTD."""
-        y_BTD: Tensor = self.output(self.gate(x_BTD).sigmoid() * self.attend(x_BTD))
+        y_BTD: Tensor = self.output(output_gate(self.attend(x_BTD), self.gate(x_BTD)))
         return y_BTD
 
 
