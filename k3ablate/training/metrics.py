@@ -31,6 +31,7 @@ class MetricsLog(StepCallback):
 
     `step` is 0-based; `tokens`, `flops` (training FLOPs) and `seconds` include it, `loss` is of its batch before the
     update, `tokens_per_second` since the line before, `imbalance` one number per routed layer (largest / mean load).
+    Callbacks add what they measured of each layer: `clipping.ClipLogits` how large logits were and what it clipped.
     All is of the whole run; of several ranks the first writes.
     Every `inspect_every`-th line, and the last, also holds what `inspection.Magnitudes` says of the activations of the
     step's forward passes; such a step takes about a tenth longer.
@@ -105,12 +106,13 @@ class MetricsLog(StepCallback):
             "gradient_norm": module.gradient_norm.item(),
             "tokens_per_second": (tokens - tokens_before) / max(now - time_before, 1e-9),
         }
-        return {name: _finite(value) for name, value in line.items()} | self._by_layer()
+        return {name: _finite(value) for name, value in line.items()} | self._by_layer(module)
 
-    def _by_layer(self) -> dict[str, list[float | None]]:
+    def _by_layer(self, module: LanguageModule) -> dict[str, list[float | None]]:
         """What there is one number of for each layer that has it."""
         magnitudes, self._magnitudes = self._magnitudes, None
         lists = {"imbalance": [balancer.imbalance for balancer in self.balancers]}
+        lists |= {name: values.tolist() for name, values in module.by_layer.items()}
         lists |= magnitudes.take() if magnitudes else {}
         return {name: [_finite(value) for value in values] for name, values in lists.items()}
 

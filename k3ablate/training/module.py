@@ -25,7 +25,8 @@ class LanguageModule(LightningModule):
     """A decoder in training. Batches are int64 (B, context + 1): inputs and, one further, targets.
 
     After a step `loss` is the cross-entropy of its whole batch, that of all ranks, in nats per token, `auxiliary_loss`
-    what balancing added, `gradient_norm` the global norm before clipping.
+    what balancing added, `gradient_norm` the global norm before clipping, `by_layer` what callbacks measured of
+    each layer that has it.
     """
 
     def __init__(self, decoder: Decoder, training: TrainingConfig) -> None:
@@ -33,6 +34,7 @@ class LanguageModule(LightningModule):
         self.decoder = decoder
         self.config = training
         self.gradient_norm = torch.zeros(())
+        self.by_layer: dict[str, Tensor] = {}
         self._losses: list[Tensor] = []  # (cross-entropy, auxiliary loss) of each micro-batch of the current step
 
     @property

@@ -56,6 +56,7 @@ from k3ablate.training.callbacks import (
     TimeLimit,
 )
 from k3ablate.training.checkpoints import AtomicCheckpoints, SaveCheckpoints, newest
+from k3ablate.training.clipping import ClipLogits
 from k3ablate.training.corpus import Corpus
 from k3ablate.training.data import StepBatches
 from k3ablate.training.evaluation import evaluate
@@ -224,11 +225,13 @@ class _Run:
         limit = math.inf if execution.max_hours is None else execution.max_hours * 3600
         metrics = self.folder / METRICS_FILE
         every, inspect_every = execution.log_every_steps, execution.inspect_every_lines
+        qk_clip = spec.training.optimizer.qk_clip
         return [
             self.clock,
             LearningRate(spec.training, spec.num_steps),
             StopOnDivergence(spec.training.divergence_loss),
             BalancingStep(balancers),
+            *([] if qk_clip is None else [ClipLogits(qk_clip, self.module.decoder)]),
             MetricsLog(metrics, every, inspect_every, spec, self.counts, self.clock, balancers, self.tracker),
             TimeLimit(limit),
             self.stop_request,
