@@ -1,9 +1,11 @@
-"""What does `count` answer? A model's size under every convention, its FLOPs per token, links and traffic.
+"""What does `count` answer? A model's size under every convention, its FLOPs per token, links, traffic and updates.
 
 One frozen dataclass that holds what `model/` counted, as text for people and, like every answer, as JSON for scripts.
 Nothing here computes a result beyond shares.
 """
 
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -14,6 +16,39 @@ if TYPE_CHECKING:
     from k3ablate.model.conventions import Outside, Reading
     from k3ablate.model.links import LinkCounts
     from k3ablate.model.traffic import RunTraffic, Traffic
+    from k3ablate.training.groups import Rule
+
+
+@dataclass(frozen=True)
+class Updates:
+    """How an optimizer treats every tensor of the model, and whose logits it clips."""
+
+    recipe: str
+    rules: Sequence["Rule"]
+    qk_clip_threshold: float | None  # None where logits are not clipped
+    num_latent_layers: int  # those with MLA
+
+    def text(self) -> str:
+        """A row for all tensors that differ by their layer only."""
+        rows = Counter(_rule_row(rule) for rule in self.rules)
+        headers = ["tensor", "tensors", "shape", "role", "rule", "cut", "scale", "rate", "decay"]
+        cells = [(name, f"{number_of:,}", *rest) for (name, *rest), number_of in rows.items()]
+        return "\n".join([
+            f"updates by {self.recipe}",
+            "",
+            table(cells, headers, right=(1, 6, 7, 8)),
+            "",
+            "cut: what Muon orthogonalises alone; scale: what it multiplies that by, 0.2 sqrt(max(rows, columns));",
+            "rate: at the peak of the schedule; decay: of weights, times the rate",
+            self._clipping(),
+        ])  # fmt: skip
+
+    def _clipping(self) -> str:
+        if self.qk_clip_threshold is None:
+            return "logits are not clipped"
+        if not self.num_latent_layers:
+            return f"QK-clip at {self.qk_clip_threshold:g}: no layer has MLA, so that nothing is ever clipped"
+        return f"QK-clip at {self.qk_clip_threshold:g}, head by head in {self.num_latent_layers} layers with MLA"
 
 
 @dataclass(frozen=True)
@@ -33,10 +68,13 @@ class Counted:
     link_table: Sequence["LinkCounts"]  # empty without blocks
     traffic: "Traffic | None"  # every expert as popular as every other
     run_traffic: "RunTraffic | None"  # as the tokens of a run were routed
+    updates: Updates | None  # by the optimizer that was asked about
 
     def text(self) -> str:
         """One table after the other, to the last parameter."""
         parts = [self._parameters(), self._conventions(), self._flops(), self._links(), self._traffic()]
+        if self.updates is not None:
+            parts.append(self.updates.text())
         return "\n\n".join(part for part in parts if part)
 
     def _parameters(self) -> str:
@@ -103,3 +141,19 @@ class Counted:
 def _traffic_row(routing: str, found: "Traffic", num_widths: int) -> list[str]:
     sent = [f"{size:,.0f}" for size in (found.full_width_bytes, found.routed_width_bytes)]
     return [routing, f"{found.leaving_share:.2%}", f"{found.worst_load:.3f}", *sent[:num_widths]]
+
+
+def _rule_row(rule: "Rule") -> tuple[str, ...]:
+    """All but the layer."""
+    is_whole = [blocks.number for blocks in rule.cut] == [1]
+    blocks = " + ".join(f"{blocks.number} x [{blocks.rows}, {blocks.columns}]" for blocks in rule.cut)
+    return (
+        re.sub(r"\.\d+\.", ".*.", rule.name, count=1),
+        str(list(rule.shape)),
+        rule.role,
+        rule.update,
+        "whole" if is_whole else blocks or "-",
+        " + ".join(dict.fromkeys(number(blocks.scale) for blocks in rule.cut)) or "-",
+        number(rule.learning_rate),
+        number(rule.weight_decay),
+    )

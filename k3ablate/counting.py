@@ -1,7 +1,8 @@
-"""How large is a model, what does a token cost, what moves between ranks? The verb `count`, of a recipe or of a run.
+"""How large is a model, what does a token cost, what moves between ranks, how is each tensor updated? The verb `count`.
 
-A recipe's experts are taken as evenly popular; a run left counts of its routing (`records.RoutedPairs`). What is
-returned is in `counted`; the counting itself is in `model/`. The other verbs are in `verbs`.
+Of a recipe or of a run. A recipe's experts are taken as evenly popular; a run left counts of its routing
+(`records.RoutedPairs`). What is returned is in `counted`; the counting itself is in `model/`, the rules of updates are
+in `training/groups.py`. The other verbs are in `verbs`.
 """
 
 from pathlib import Path
@@ -9,33 +10,41 @@ from pathlib import Path
 import torch
 
 from k3ablate.config import InputError, parse, read_yaml
-from k3ablate.counted import Counted
+from k3ablate.counted import Counted, Updates
 from k3ablate.jobs.folders import RunFolder, State, find
+from k3ablate.model.attention import LatentAttention
 from k3ablate.model.census import checked
 from k3ablate.model.conventions import Published, outside, readings
-from k3ablate.model.decoder import ModelConfig
+from k3ablate.model.decoder import Decoder, ModelConfig
 from k3ablate.model.links import LinkCounts, link_table
 from k3ablate.model.moe import RoutedConfig
 from k3ablate.model.residual import BlockAttnRes
 from k3ablate.model.traffic import LayerTraffic, RunTraffic, Traffic, even_routing, even_sources, traffic
 from k3ablate.recipes import published_path, recipe_path
 from k3ablate.records import ROUTING_FILE, RoutedPairs
+from k3ablate.training.groups import rules
+from k3ablate.training.spec import TrainingConfig
 
 DEFAULT_CONTEXT = 4096
 
 
-def count_model(name: str, context: int | None = None, num_ranks: int | None = None) -> Counted:
+def count_model(
+    name: str, context: int | None = None, num_ranks: int | None = None, optimizer: str | None = None
+) -> Counted:
     """Parameters, FLOPs per token, links and, on `num_ranks`, traffic of a model recipe, given by name or path.
 
-    Counted in closed form and on the built modules, AssertionError where they differ. What is published of a model is
-    found by its name; a path has none.
+    With `optimizer`, a training recipe by name or path, also how each tensor is updated. Counted in closed form and on
+    the built modules, AssertionError where they differ. What is published of a model is found by its name; a path has
+    none.
     """
     config, published = _model_recipe(name)
     even = None if num_ranks is None else _even_traffic(name, config, num_ranks)
-    return _counted(name, config, published, context or DEFAULT_CONTEXT, even, None)
+    return _counted(name, config, published, context or DEFAULT_CONTEXT, even, None, optimizer)
 
 
-def count_run(name: str, root: Path, context: int | None = None, num_ranks: int | None = None) -> Counted:
+def count_run(
+    name: str, root: Path, context: int | None = None, num_ranks: int | None = None, optimizer: str | None = None
+) -> Counted:
     """The same of the model of a run, given by digest or folder; traffic also from the routing that it left."""
     folder = find(root, name)
     spec = folder.spec()
@@ -43,7 +52,7 @@ def count_run(name: str, root: Path, context: int | None = None, num_ranks: int 
     if num_ranks is not None:
         even = _even_traffic(name, spec.model, num_ranks)
         measured = _run_traffic(spec.model, _routing(folder), num_ranks)
-    return _counted(folder.digest, spec.model, None, context or spec.training.context, even, measured)
+    return _counted(folder.digest, spec.model, None, context or spec.training.context, even, measured, optimizer)
 
 
 def _counted(
@@ -53,6 +62,7 @@ def _counted(
     context: int,
     even: Traffic | None,
     measured: RunTraffic | None,
+    optimizer: str | None,
 ) -> Counted:
     counts, found = checked(config, context)
     beside = outside(config, found, published)
@@ -70,15 +80,34 @@ def _counted(
         link_table=_link_table(config),
         traffic=even,
         run_traffic=measured,
+        updates=None if optimizer is None else _updates(found.decoder, optimizer),
+    )
+
+
+def _updates(decoder: Decoder, recipe: str) -> Updates:
+    path = _recipe_file("training", recipe)
+    config = parse(TrainingConfig, read_yaml(path), source=str(path)).optimizer
+    return Updates(
+        recipe=recipe,
+        rules=rules(decoder, config),
+        qk_clip_threshold=None if config.qk_clip is None else config.qk_clip.threshold,
+        num_latent_layers=sum(isinstance(module, LatentAttention) for module in decoder.modules()),
     )
 
 
 def _model_recipe(name: str) -> tuple[ModelConfig, Published | None]:
-    is_path = name.endswith((".yaml", ".yml"))
-    path = Path(name) if is_path else recipe_path("model", name)
+    path = _recipe_file("model", name)
     config = parse(ModelConfig, read_yaml(path), source=str(path))
-    facts = None if is_path else published_path(name)
+    facts = None if _is_path(name) else published_path(name)
     return config, None if facts is None else parse(Published, read_yaml(facts), source=str(facts))
+
+
+def _recipe_file(kind: str, name: str) -> Path:
+    return Path(name) if _is_path(name) else recipe_path(kind, name)
+
+
+def _is_path(name: str) -> bool:
+    return name.endswith((".yaml", ".yml"))
 
 
 def _link_table(config: ModelConfig) -> list[LinkCounts]:
