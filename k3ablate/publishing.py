@@ -117,13 +117,13 @@ def report(
     measured. Where no run finished the table lists every run with its reason.
     """
     material = _read(name, root)
-    collected = _collected(material)
     generator = np.random.default_rng(BOOTSTRAP_SEED)
     options = {"form": form, "floor": floor, "at-loss": at_loss, "at-flops": at_flops}
     found = analyse(
         material.table(), material.experiment.names.baseline, form, generator, at_loss=at_loss, at_compute=at_flops,
         floor=floor,
     )  # fmt: skip
+    collected = _collected(material)  # after what may be refused, so that nothing is written then
     analysis = _with_missing(found, material)
     provenance = _provenance(material, options)
     tables = write_tables(analysis, provenance, material.folder / TABLE_STEM)

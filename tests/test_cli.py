@@ -702,3 +702,24 @@ def test_power_reads_where_it_is_asked_to(k3ablate: Callable[..., Result], edit)
     assert_refused(k3ablate(*arguments, "--at-loss", "2", "--at-flops", "1e9", "--json"), "state one of them")
     assert_refused(k3ablate(*arguments, "--form", "shared_floor", "--json"), "--form shared_floor: power simulates")
     assert "119 bootstrap draws" in " ".join(k3ablate("power", "--help").out.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--form", "foo"], "form: unknown form 'foo'; write one of power, "),
+        (["--floor", "1"], "floor 1.0: only forms that arms share take one"),
+        (["--floor", "1", "--form", "power"], "floor 1.0: only forms that arms share take one"),
+        (["--at-loss", "2", "--at-flops", "1e9"], "were both stated; state one of them"),
+        (["--at-flops", "-1"], "compute -1.0; write a positive number"),
+        (["--at-loss", "nan"], "loss nan; write a positive number"),
+    ],
+)
+def test_a_report_that_is_refused_writes_nothing(
+    k3ablate: Callable[..., Result], place: Path, options: list[str], message: str
+) -> None:
+    fake_records(place / "runs")
+    result = k3ablate("report", "tiny.yaml", *options, "--json")
+    assert_refused(result, message)
+    assert len(result.err.splitlines()) == 1
+    assert not (place / "runs" / "results").exists()

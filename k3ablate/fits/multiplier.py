@@ -151,9 +151,11 @@ def reach(curve: Fit, loss: float, name: str) -> tuple[float, float]:
 
 
 def check_place(loss: float | None, compute: float | None) -> None:
-    """InputError where a multiplier cannot be read: at two places, or at a compute that is none."""
+    """InputError where a multiplier cannot be read: at two places, or at a loss or compute that is none."""
     if loss is not None and compute is not None:
         raise InputError(f"multiplier: loss {loss:.6g} and compute {compute:.6g} were both stated; state one of them")
+    if loss is not None and not 0 < loss < np.inf:
+        raise InputError(f"multiplier: loss {loss}; write a positive number, in the unit of the table")
     if compute is not None and not 0 < compute < np.inf:
         raise InputError(f"multiplier: compute {compute}; write a positive number, in the unit of the table")
 

@@ -9,7 +9,14 @@ from scipy import stats
 
 from k3ablate.config import InputError
 from k3ablate.fits.forms import POWER, POWER_FLOOR
-from k3ablate.fits.multiplier import common_loss, equal_loss_ratio, multiplier_curve, read_multiplier, worth_in_compute
+from k3ablate.fits.multiplier import (
+    check_place,
+    common_loss,
+    equal_loss_ratio,
+    multiplier_curve,
+    read_multiplier,
+    worth_in_compute,
+)
 from k3ablate.fits.paired import Point, paired_multiplier
 from k3ablate.fits.solve import LEAST_SQUARES, Fit, fit
 from k3ablate.fits.uncertainty import Draws, refit
@@ -248,3 +255,9 @@ def test_floors_that_no_pair_can_have_are_refused(floor: float) -> None:
     baseline = points(COMPUTE, POWER.predict({"A": 2.3, "a": 0.055}, COMPUTE))
     with pytest.raises(InputError, match="paired multiplier: floor"):
         paired_multiplier(baseline, baseline, floor)
+
+
+@pytest.mark.parametrize("loss", [float("nan"), 0.0, -1.0, float("inf")])
+def test_a_loss_that_is_none_is_no_place(loss: float) -> None:
+    with pytest.raises(InputError, match=r"multiplier: loss .*; write a positive number"):
+        check_place(loss, None)
