@@ -45,6 +45,7 @@ ENVIRONMENT = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 # MLflow has no word for a run that diverged; the tag `status` says it.
 MLFLOW_STATUS = {

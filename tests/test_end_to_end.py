@@ -4,10 +4,12 @@ import csv
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -128,8 +130,29 @@ def test_a_killed_launcher_changes_no_bit(k3ablate: Run, place: Path) -> None:
     assert max(record["num_resumes"] for record in records) == 1
 
 
-def test_a_store_out_of_reach_costs_no_run(k3ablate: Run, place: Path) -> None:
+def test_a_store_out_of_reach_costs_no_run_and_gets_all_of_them_later(k3ablate: Run, place: Path) -> None:
     ran = k3ablate("run", "tiny.yaml", MLFLOW_TRACKING_URI="http://127.0.0.1:9")
     assert ran.returncode == 0, ran.stderr
     assert ran.stderr.count("cannot be used, runs go on without it") == 1
     assert sum(loss is not None for loss in losses(place, "runs").values()) == 8
+    syncs = [
+        subprocess.Popen(command("sync", "tiny.yaml"), cwd=place, env=settings({}), stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    said = [sync.communicate()[0] for sync in syncs]
+    assert [sync.returncode for sync in syncs] == [0, 0], said
+    stored = query(place, "SELECT COUNT(*), COUNT(DISTINCT value) FROM tags WHERE key = 'digest'")
+    assert stored == [(12, 12)]
+    lines = sum(len(path.read_text().splitlines()) for path in (place / "runs").glob("*/metrics.jsonl"))
+    assert query(place, "SELECT COUNT(*) FROM metrics WHERE key = 'tokens'") == [(lines,)]
+    assert k3ablate("collect", "tiny.yaml").returncode == 0
+    here = (place / "runs" / "results" / "tiny" / "runs.csv").read_bytes()
+    store = f"sqlite:///{place / 'runs' / 'mlflow.db'}"
+    there = k3ablate("collect", "tiny", "--from", "mlflow", "--uri", store, K3ABLATE_RUNS="elsewhere")
+    assert there.returncode == 0, there.stderr
+    assert (place / "elsewhere" / "results" / "tiny" / "runs.csv").read_bytes() == here
+
+
+def query(place: Path, text: str) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(place / "runs" / "mlflow.db")) as database:
+        return database.execute(text).fetchall()
