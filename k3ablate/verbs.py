@@ -48,6 +48,7 @@ Say = Callable[[str], None]
 ASSUMED_FLOPS_PER_SECOND = 5e9
 # Simulations of `plan`, which must not become slow; draws as in `fits.power`, for intervals of exactly 95 percent.
 PLAN_TABLES, PLAN_DRAWS, PLAN_CHOOSING = 40, 79, 2
+PLAN_POWER_RUNS = 400  # more take longer than 6 s to simulate
 OWN_PILOT = "the runs of this experiment that have ended"
 UNBUILT_NOTE = "The corpus is not built yet, so digests are not known and its size is not checked; `run` builds it."
 
@@ -76,8 +77,8 @@ def plan(name: str, root: Path, num_workers: int) -> Planned:
     """Every row with its cost and state, and the time that is left."""
     experiment = load(experiment_path(name))
     rows = plan_from_known_corpora(experiment, root).rows
-    states = folders.states(root, digests(rows))
-    records = folders.records(root, states)
+    records = folders.records(root, digests(rows))
+    states = folders.states(root, digests(rows), records)
     runs = {row.label.digest or str(index): row for index, row in enumerate(rows)}.values()
     flops_left = sum(row.flops for row in runs if states.get(row.label.digest) not in SETTLED_STATES)
     rate, basis = _throughput(records.values())
@@ -147,12 +148,13 @@ def status(name: str, root: Path) -> Standings:
     """States by arm and size; a row whose corpus is not built waits."""
     experiment = load(experiment_path(name))
     rows = plan_from_known_corpora(experiment, root).rows
-    states = folders.states(root, digests(rows))
+    records = folders.records(root, digests(rows))
+    states = folders.states(root, digests(rows), records)
     counts: dict[str, dict[str, Counter[str]]] = {}
     for row in rows:
         state = states.get(row.label.digest, State.WAITING)
         counts.setdefault(row.label.arm, {}).setdefault(row.label.size, Counter())[str(state)] += 1
-    return Standings(experiment.name, counts, _problems(rows, folders.records(root, states)))
+    return Standings(experiment.name, counts, _problems(rows, records))
 
 
 def cell(name: str, root: Path) -> list[Path]:
@@ -244,6 +246,8 @@ def _power_of_plan(
     name: str, experiment: Experiment, rows: Sequence[PlanRow], records: Mapping[str, RunRecord]
 ) -> "tuple[DesignPower | None, Sequence[str]]":
     """What the design tells apart by a few simulations, in numbers and in lines; or the line that says why nothing."""
+    if len(rows) > PLAN_POWER_RUNS:
+        return None, [f"power: not simulated for more than {PLAN_POWER_RUNS} runs; `k3ablate power {name}` does that"]
     from k3ablate import planning
 
     try:

@@ -660,6 +660,14 @@ def test_plan_says_what_the_design_tells_apart_and_what_it_assumed(k3ablate: Cal
     assert power["arms"][0]["smallest"] > 1
 
 
+def test_plan_of_very_many_runs_leaves_the_simulation_to_power(
+    k3ablate: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verbs, "PLAN_POWER_RUNS", 1)
+    assert json.loads(k3ablate("plan", "tiny.yaml", "--json").out)["power"] is None
+    assert "power: not simulated for more than 1 runs; `k3ablate power tiny.yaml`" in k3ablate("plan", "tiny.yaml").out
+
+
 def test_plan_of_one_size_says_why_it_tells_nothing(k3ablate: Callable[..., Result]) -> None:
     result = k3ablate("plan", "tiny.yaml")
     assert result.code == 0

@@ -12,7 +12,7 @@ processes (`local`), and nothing here imports torch, so that a worker can set it
 import json
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -92,18 +92,24 @@ class RunFolder:
         """The run's name by content, which is the folder's."""
         return self.path.name
 
-    def state(self, now: "Callable[[], float | None] | None" = None) -> State:
-        """The state that the folder's content shows. `now` gives the file server's time, for leases from elsewhere."""
+    def state(self) -> State:
+        """The state that the folder's content shows; InputError for a record that is damaged or another run's."""
         record = self.record()
-        if record is not None:
-            return State(record.status)
-        held = leases.held(self.path)
+        return self.open_state(partial(server_time, self.path.parent)) if record is None else State(record.status)
+
+    def open_state(self, now: "Callable[[], float | None]") -> State:
+        """That of a run without a record; `now` gives the file server's time, asked for where another machine holds it.
+
+        One look at the folder, and more only where something lies there: on a network each costs a millisecond.
+        """
+        names = _names(self.path)
+        held = leases.held(self.path) if leases.LEASE_FILE in names else Held.NO
         if held is Held.YES:
             return State.RUNNING
         if held is Held.ELSEWHERE:
-            time = server_time(self.path.parent) if now is None else now()
+            time = now()
             return State.STALE if time is not None and leases.beat_is_old(self.path, time) else State.RUNNING
-        if self._has_checkpoint():
+        if CHECKPOINTS_FOLDER in names and self._has_checkpoint():
             return State.INTERRUPTED
         return State.STALE if held is Held.DEAD else State.WAITING
 
@@ -155,7 +161,7 @@ class RunFolder:
 
     def saved_steps(self) -> int:
         """Steps that the newest checkpoint holds, by its name; 0 where there is none."""
-        found = map(CHECKPOINT.fullmatch, self._checkpoints())
+        found = map(CHECKPOINT.fullmatch, _names(self.path / CHECKPOINTS_FOLDER))
         return max((int(name["steps"]) for name in found if name), default=0)
 
     def claimed(self) -> "AbstractContextManager[Lease | None]":
@@ -167,13 +173,7 @@ class RunFolder:
         return leases.held(self.path) in (Held.YES, Held.ELSEWHERE)
 
     def _has_checkpoint(self) -> bool:
-        return any(not name.endswith(".tmp") for name in self._checkpoints())
-
-    def _checkpoints(self) -> list[str]:
-        try:
-            return os.listdir(self.path / CHECKPOINTS_FOLDER)
-        except FileNotFoundError:
-            return []
+        return any(not name.endswith(".tmp") for name in _names(self.path / CHECKPOINTS_FOLDER))
 
 
 def corpora_folder(root: Path) -> Path:
@@ -209,16 +209,39 @@ def find(root: Path, name: str) -> RunFolder:
     )
 
 
-def states(root: Path, digests: Iterable[str]) -> dict[str, State]:
-    """The state of every run, by digest."""
-    now = cache(partial(server_time, root))
-    return {digest: RunFolder(root / digest).state(now) for digest in digests}
+def states(root: Path, digests: Iterable[str], known: Mapping[str, RunRecord] | None = None) -> dict[str, State]:
+    """The state of every run, by digest; `known`: their records, where somebody has read them already."""
+    wanted = [*digests]
+    found = records(root, wanted) if known is None else known
+    now, there = cache(partial(server_time, root)), set(_names(root))
+    return {digest: _state(root, digest, found.get(digest), now, digest in there) for digest in wanted}
 
 
 def records(root: Path, digests: Iterable[str]) -> dict[str, RunRecord]:
-    """The records there are, by digest."""
-    found = {digest: RunFolder(root / digest).record() for digest in digests}
+    """The records there are, by digest; a folder that is a link is an InputError."""
+    there = set(_names(root))
+    found = {digest: _record(root / digest) for digest in digests if digest in there}
     return {digest: record for digest, record in found.items() if record is not None}
+
+
+def _state(
+    root: Path, digest: str, record: RunRecord | None, now: "Callable[[], float | None]", is_there: bool
+) -> State:
+    if record is not None:
+        return State(record.status)
+    return RunFolder(root / digest).open_state(now) if is_there else State.WAITING
+
+
+def _record(path: Path) -> RunRecord | None:
+    _refuse_link(path)
+    return RunFolder(path).record()
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        return os.listdir(path)
+    except FileNotFoundError:
+        return []
 
 
 def _refuse_link(path: Path) -> None:

@@ -196,8 +196,9 @@ def test_a_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / elsewhere.digest).symlink_to(elsewhere.path)
     before = sorted(elsewhere.path.iterdir())
-    with pytest.raises(InputError, match=rf"{elsewhere.digest}: is a symbolic link to .*elsewhere"):
-        prepare(tmp_path / "runs", Spec(seed=1))
+    for look in (prepare, lambda root, spec: records(root, [spec.digest()])):
+        with pytest.raises(InputError, match=rf"{elsewhere.digest}: is a symbolic link to .*elsewhere"):
+            look(tmp_path / "runs", Spec(seed=1))
     assert sorted(elsewhere.path.iterdir()) == before
 
 
@@ -265,8 +266,11 @@ def test_states_and_records_of_many_runs(tmp_path: Path) -> None:
     record = make_record(Status.DIVERGED, digest=done.digest)
     done.write_record(record)
     digests = [done.digest, open_one.digest]
-    assert states(tmp_path, digests) == {done.digest: State.DIVERGED, open_one.digest: State.WAITING}
+    expected = {done.digest: State.DIVERGED, open_one.digest: State.WAITING}
+    assert states(tmp_path, digests) == states(tmp_path, digests, {done.digest: record}) == expected
     assert records(tmp_path, digests) == {done.digest: record}
+    assert states(tmp_path / "absent", digests) == dict.fromkeys(digests, State.WAITING)
+    assert records(tmp_path / "absent", digests) == {}
 
 
 def test_a_root_below_a_file_is_refused_with_the_remedy(tmp_path: Path) -> None:
