@@ -156,13 +156,10 @@ class _Sending:
 class NoTracking:
     """Follows nothing."""
 
-    def start(self, *_: object) -> None:
+    def start(self) -> None:
         """A run begins, or goes on."""
 
-    def log(self, *_: object) -> None:
-        """A line was written."""
-
-    def finish(self, *_: object) -> None:
+    def finish(self) -> None:
         """The run ended, and its record lies in its folder."""
 
     def interrupt(self) -> None:
@@ -191,12 +188,12 @@ class Tracker(NoTracking):
         self._has_delivered = False
         self._has_warned = False
 
-    def start(self, *_: object) -> None:
+    def start(self) -> None:
         """Begin to deliver; the first start of a process imports mlflow."""
         load_mlflow()  # here, because two threads that import at the same time can meet half-loaded modules
         self._thread.start()
 
-    def finish(self, *_: object) -> None:
+    def finish(self) -> None:
         """Deliver what is left; gives up after `closing_seconds`, and `sync` delivers it then."""
         if not self._thread.is_alive():
             return

@@ -1,13 +1,11 @@
 """What was measured while a run trained? `metrics.jsonl`: one JSON object per logged step, each step once.
 
-The file comes first and the tracker second, so that a store out of reach loses nothing: a resumed run hands the lines
-it keeps to the tracker again, which takes those it lacks. Validation losses are in the record, not here.
+What a store of runs shows is read from there (`outbox`). Validation losses are in the record, not here.
 """
 
 import json
 import math
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from k3ablate.model.balancing import Balancer
 from k3ablate.model.counting import Counts
 from k3ablate.model.inspection import Magnitudes
 from k3ablate.storage import append_line, write_atomic
-from k3ablate.tracking import NoTracking
 from k3ablate.training.callbacks import Clock, StepCallback
 from k3ablate.training.module import LanguageModule
 from k3ablate.training.spec import RunSpec
@@ -46,7 +43,6 @@ class MetricsLog(StepCallback):
         counts: Counts,
         clock: Clock,
         balancers: list[Balancer],
-        tracker: NoTracking,
     ) -> None:
         super().__init__()
         self.path = path
@@ -57,16 +53,14 @@ class MetricsLog(StepCallback):
         self.counts = counts
         self.clock = clock
         self.balancers = balancers
-        self.tracker = tracker
         self._last = (0, 0.0)  # tokens and time of the line before
         self._magnitudes: Magnitudes | None = None  # of the step being taken, if it is inspected
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Drop the lines of steps that are about to be taken again; show the tracker the others."""
+        """Drop the lines of steps that are about to be taken again."""
         super().on_train_start(trainer, pl_module)
         if ranks.rank() == 0:
-            for line in keep_lines(self.path, trainer.global_step):
-                self.tracker.log(line["step"], flat(line))
+            keep_lines(self.path, trainer.global_step)
         self._last = (trainer.global_step * self.tokens_per_step, time.monotonic())
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
@@ -83,7 +77,6 @@ class MetricsLog(StepCallback):
         if ranks.rank() > 0:
             return
         append_line(self.path, json.dumps(line, allow_nan=False))
-        self.tracker.log(step, flat(line))
 
     def _gets_a_line(self, step: int) -> bool:
         return step % self.every == 0 or step + 1 == self.num_steps
@@ -117,25 +110,11 @@ class MetricsLog(StepCallback):
         return {name: [_finite(value) for value in values] for name, values in lists.items()}
 
 
-def keep_lines(path: Path, num_steps: int) -> list[Line]:
-    """Cut the file to the lines of the first `num_steps` steps and return them; a line a crash cut off goes too."""
-    if not path.exists():
-        return []
-    lines = [line for line in _whole_lines(path) if line["step"] < num_steps]
-    text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
-    write_atomic(path, text)
-    return lines
-
-
-def flat(line: Mapping[str, Any]) -> dict[str, float]:
-    """One number per name: a list `imbalance` is `imbalance/0`, `imbalance/1`, ...; what is missing is left out."""
-    numbers: dict[str, float] = {}
-    for name, value in line.items():
-        if isinstance(value, list):
-            numbers |= {f"{name}/{layer}": one for layer, one in enumerate(value) if one is not None}
-        elif value is not None and name != "step":
-            numbers[name] = value
-    return numbers
+def keep_lines(path: Path, num_steps: int) -> None:
+    """Cut the file to the lines of the first `num_steps` steps; a line a crash cut off goes too."""
+    if path.exists():
+        lines = [line for line in _whole_lines(path) if line["step"] < num_steps]
+        write_atomic(path, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
 
 
 def _finite(value: float) -> float | None:

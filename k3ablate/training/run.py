@@ -23,7 +23,7 @@ from lightning.fabric.plugins.environments.lightning import LightningEnvironment
 from lightning.pytorch import Callback, Trainer
 from torch import Generator, Tensor
 
-from k3ablate.config import InputError, Tree
+from k3ablate.config import InputError
 from k3ablate.kernels import dispatch
 from k3ablate.model import ranks
 from k3ablate.model.counting import Counts, count
@@ -33,7 +33,6 @@ from k3ablate.records import (
     CHECKPOINTS_FOLDER,
     METRICS_FILE,
     PUBLISHED_SET,
-    RECORD_FILE,
     SETTLED,
     Evaluation,
     RoutedPairs,
@@ -110,14 +109,14 @@ class _Run:
 
     def settle(self) -> RunRecord:
         """Leave the record in the folder and in the store."""
-        self.tracker.start(self.spec.digest(), dict(_leaves(self.spec.tree())))
+        self.tracker.start()
         try:
             record = self.record()
             write_record(record, self.folder)
         except BaseException:
             self.tracker.interrupt()
             raise
-        self.tracker.finish(record, self.folder / RECORD_FILE)
+        self.tracker.finish()
         if record.status in SETTLED:
             shutil.rmtree(self.checkpoints, ignore_errors=True)
         return record
@@ -232,7 +231,7 @@ class _Run:
             StopOnDivergence(spec.training.divergence_loss),
             BalancingStep(balancers),
             *([] if qk_clip is None else [ClipLogits(qk_clip, self.module.decoder)]),
-            MetricsLog(metrics, every, inspect_every, spec, self.counts, self.clock, balancers, self.tracker),
+            MetricsLog(metrics, every, inspect_every, spec, self.counts, self.clock, balancers),
             TimeLimit(limit),
             self.stop_request,
             SaveCheckpoints(self.checkpoints, spec.digest(), execution.checkpoint_seconds),
@@ -283,15 +282,6 @@ def _settled_record(folder: Path, digest: str) -> RunRecord | None:
     """The record of a run that is not to be trained again."""
     record = read_record(folder, digest)
     return record if record is not None and record.status in SETTLED else None
-
-
-def _leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted path and text of every leaf, as parameters to look at."""
-    if isinstance(tree, Mapping):
-        for key, below in tree.items():
-            yield from _leaves(below, f"{path}.{key}" if path else key)
-    else:
-        yield path, str(tree)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from steps import DEMO, Step, bare_transformer, built, demo_size, k2, k3
 
 from k3ablate.experiment import load
 from k3ablate.plan import expand
-from k3ablate.tracking import Tracker, prepare, tracking_uri
+from k3ablate.tracking import prepare, tracker
 from k3ablate.training.corpus import Corpus, CorpusFacts, SetFacts
 from k3ablate.training.run import train
 from k3ablate.training.spec import Execution, RunSpec
@@ -67,8 +67,7 @@ def test_overhead_of_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     spec = next(row.spec for row in rows if (row.label.size, row.label.arm) == ("s", "k2"))
     spec = spec.model_copy(update={"tokens": 120 * spec.training.tokens_per_step})
     corpus = random_corpus(tmp_path / "corpus", spec)
-    uri = tracking_uri(tmp_path)
-    prepare(uri)
+    prepare(tmp_path, "demo", b"{}")
     bare = Step(built(spec.model), spec.training.batch_size, spec.training.context)
     bare()
     ratios = []
@@ -78,7 +77,8 @@ def test_overhead_of_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]
             bare()
         alone = time.perf_counter() - start
         run = spec.model_copy(update={"seed": seed})
-        record = train(run, tmp_path / str(seed), corpus, Execution(), Tracker(uri))
+        folder = tmp_path / run.digest()
+        record = train(run, folder, corpus, Execution(), tracker(tmp_path, folder, str(seed), {}))
         ratios.append(record.wall_seconds / alone)
     with capsys.disabled():
         print(f"\ntrain over a bare loop, s, {spec.num_steps} steps: {' '.join(f'{ratio:.3f}' for ratio in ratios)}")

@@ -7,12 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 
 from k3ablate.config import InputError
 from k3ablate.model.balancing import Balancer
@@ -23,6 +24,8 @@ from k3ablate.tracking import NoTracking
 from k3ablate.training.corpus import Corpus
 from k3ablate.training.data import windows
 from k3ablate.training.evaluation import evaluate
+from k3ablate.training.metrics import MetricsLog
+from k3ablate.training.module import LanguageModule
 from k3ablate.training.run import stream, train
 from k3ablate.training.spec import Execution, RunSpec
 
@@ -37,38 +40,52 @@ class Killed(Exception):  # noqa: N818
     """Stands for a crash."""
 
 
-class KilledAt(NoTracking):
-    """Lets training crash when it logs a step."""
+class Noting(NoTracking):
+    """Remembers what it was told, and what lay in the folder then."""
 
-    def __init__(self, step: int) -> None:
-        self.step = step
-        self.was_interrupted = False
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.told: list[str] = []
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        if step == self.step:
-            raise Killed
+    def start(self) -> None:
+        self.told.append("start")
+
+    def finish(self) -> None:
+        self.told.append(str(RunRecord.model_validate_json((self.folder / "record.json").read_text()).status))
 
     def interrupt(self) -> None:
-        self.was_interrupted = True
+        assert not (self.folder / "record.json").exists()
+        self.told.append("interrupt")
 
 
-class Noting(NoTracking):
-    """Remembers what it was told."""
+@contextmanager
+def at_lines(act: Callable[[int], None]) -> Iterator[None]:
+    """While the block lasts, `act` is called with every step after its line was written."""
+    plain = MetricsLog.on_step
 
-    def __init__(self) -> None:
-        self.steps: list[int] = []
-        self.parameters: dict[str, str] = {}
-        self.finished: list[Status] = []
+    def on_step(log: MetricsLog, trainer: Trainer, module: LanguageModule, step: int) -> None:
+        plain(log, trainer, module, step)
+        act(step)
 
-    def start(self, digest: str, parameters: Mapping[str, str]) -> None:
-        self.parameters = dict(parameters)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MetricsLog, "on_step", on_step)
+        yield
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        self.steps.append(step)
 
-    def finish(self, record: RunRecord, path: Path) -> None:
-        assert RunRecord.model_validate_json(path.read_text()) == record
-        self.finished.append(record.status)
+@contextmanager
+def killed_at(step: int, how: type[BaseException] = Killed) -> Iterator[None]:
+    """Training crashes when it has logged `step`, and has to."""
+
+    def act(reached: int) -> None:
+        if reached == step:
+            raise how
+
+    with at_lines(act), pytest.raises(how):
+        yield
+
+
+def never(step: int) -> None:
+    raise AssertionError(f"step {step} was taken")
 
 
 def lines(folder: Path) -> list[dict[str, object]]:
@@ -92,7 +109,7 @@ def test_same_spec_same_bits_and_another_seed_another_loss(
 
 
 def test_record_of_a_finished_run(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:
-    tracker = Noting()
+    tracker = Noting(tmp_path)
     spec = tiny_spec()
     record = train(spec, tmp_path, tiny_corpus, Execution(log_every_steps=5), tracker)
     assert record.status is Status.FINISHED
@@ -102,9 +119,8 @@ def test_record_of_a_finished_run(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path
     assert record.evaluations["validation"].loss < record.first_loss
     assert (record.num_steps, record.tokens) == (12, 12 * 64)
     assert RunRecord.model_validate_json((tmp_path / "record.json").read_text()) == record
-    assert [entry["step"] for entry in lines(tmp_path)] == [0, 5, 10, 11] == tracker.steps
-    assert tracker.finished == [Status.FINISHED]
-    assert tracker.parameters["training.optimizer.learning_rate"] == "0.01"
+    assert [entry["step"] for entry in lines(tmp_path)] == [0, 5, 10, 11]
+    assert tracker.told == ["start", "finished"]
     assert {"python", "torch", "lightning", "code"} <= set(record.versions)
     assert not (tmp_path / "checkpoints").exists()
 
@@ -192,7 +208,8 @@ def test_the_auxiliary_loss_is_in_no_published_number(tiny_spec: Spec, tiny_corp
 
 def test_a_finished_run_is_not_trained_again(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:
     first = train(tiny_spec(), tmp_path, tiny_corpus, EVERY_STEP, NoTracking())
-    assert train(tiny_spec(), tmp_path, tiny_corpus, EVERY_STEP, KilledAt(0)) == first
+    with at_lines(never):
+        assert train(tiny_spec(), tmp_path, tiny_corpus, EVERY_STEP, NoTracking()) == first
     with pytest.raises(InputError, match="holds the record of run"):
         train(tiny_spec(seed=1), tmp_path, tiny_corpus, EVERY_STEP, NoTracking())
 
@@ -212,18 +229,16 @@ def test_a_crashed_run_ends_with_the_bits_of_an_uninterrupted_one(
     spec = tiny_spec(**overrides)
     whole = train(spec, tmp_path / "whole", tiny_corpus, EVERY_STEP, NoTracking())
     folder = tmp_path / "crashed"
+    tracker = Noting(folder)
     for step in (4, 9):
-        tracker = KilledAt(step)
-        with pytest.raises(Killed):
+        with killed_at(step):
             train(spec, folder, tiny_corpus, EVERY_STEP, tracker)
-        assert tracker.was_interrupted
-    tracker = Noting()
     resumed = train(spec, folder, tiny_corpus, EVERY_STEP, tracker)
     assert resumed.evaluations == whole.evaluations
     assert resumed.first_loss == whole.first_loss
     assert resumed.num_resumes == 2
     assert without_times(lines(folder)) == without_times(lines(tmp_path / "whole"))
-    assert tracker.steps == list(range(12))  # a store that was out of reach before gets them all
+    assert tracker.told == ["start", "interrupt", "start", "interrupt", "start", "finished"]
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
@@ -231,8 +246,8 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
 ) -> None:
     whole = train(tiny_spec(), tmp_path / "whole", tiny_corpus, EVERY_STEP, NoTracking())
     folder = tmp_path / "damaged"
-    with pytest.raises(Killed):
-        train(tiny_spec(), folder, tiny_corpus, EVERY_STEP, KilledAt(7))
+    with killed_at(7):
+        train(tiny_spec(), folder, tiny_corpus, EVERY_STEP, NoTracking())
     newer = max((folder / "checkpoints").iterdir())
     newer.write_bytes(newer.read_bytes()[:2000])
     resumed = train(tiny_spec(), folder, tiny_corpus, EVERY_STEP, NoTracking())
@@ -243,8 +258,8 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
 
 
 def test_a_checkpoint_of_another_run_is_refused(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:
-    with pytest.raises(Killed):
-        train(tiny_spec(), tmp_path, tiny_corpus, EVERY_STEP, KilledAt(3))
+    with killed_at(3):
+        train(tiny_spec(), tmp_path, tiny_corpus, EVERY_STEP, NoTracking())
     with pytest.raises(InputError, match=r"belongs to run \w+, this is run"):
         train(tiny_spec(seed=1), tmp_path, tiny_corpus, EVERY_STEP, NoTracking())
 
@@ -273,7 +288,8 @@ def test_divergence_stops_at_once_and_is_final(tiny_spec: Spec, tiny_corpus: Cor
     assert record.status is Status.DIVERGED
     assert record.num_steps == 1
     assert record.reason == f"training loss {record.first_loss:.6g} at step 0 is above divergence_loss 1"
-    assert train(spec, tmp_path, tiny_corpus, EVERY_STEP, KilledAt(0)) == record
+    with at_lines(never):
+        assert train(spec, tmp_path, tiny_corpus, EVERY_STEP, NoTracking()) == record
 
 
 def test_a_loss_that_is_not_a_number_diverges(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:
@@ -294,34 +310,25 @@ def test_out_of_time_is_resumable(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path
 
 
 def test_an_interrupt_stays_an_interrupt(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:
-    class Interrupting(KilledAt):
-        def log(self, step: int, values: Mapping[str, float]) -> None:
-            if step == self.step:
-                raise KeyboardInterrupt
-
     handler = signal.getsignal(signal.SIGINT)
-    tracker = Interrupting(3)
-    with pytest.raises(KeyboardInterrupt):
+    tracker = Noting(tmp_path)
+    with killed_at(3, KeyboardInterrupt):
         train(tiny_spec(), tmp_path, tiny_corpus, EVERY_STEP, tracker)
-    assert tracker.was_interrupted
+    assert tracker.told == ["start", "interrupt"]
     assert signal.getsignal(signal.SIGINT) is handler
 
 
 def test_under_slurm_lightning_requeues_nothing(
     tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Looking(NoTracking):
-        handlers: ClassVar[set[object]] = set()
-
-        def log(self, step: int, values: Mapping[str, float]) -> None:
-            self.handlers.add(signal.getsignal(signal.SIGUSR1))
-
     for name, value in {"SLURM_NTASKS": "4", "SLURM_JOB_NAME": "grid", "SLURM_JOB_ID": "1"}.items():
         monkeypatch.setenv(name, value)
     before = signal.getsignal(signal.SIGUSR1)
-    record = train(tiny_spec(), tmp_path, tiny_corpus, EVERY_STEP, Looking())
+    handlers: set[object] = set()
+    with at_lines(lambda step: handlers.add(signal.getsignal(signal.SIGUSR1))):
+        record = train(tiny_spec(), tmp_path, tiny_corpus, EVERY_STEP, NoTracking())
     assert record.status is Status.FINISHED
-    assert Looking.handlers == {before}
+    assert handlers == {before}
 
 
 def test_balancing_moves_once_per_step_on_the_whole_batch_and_never_in_evaluation(
