@@ -4,6 +4,7 @@ Writing is a temporary file, flushed to the disk and renamed; reading checks eve
 A checkpoint names the run it belongs to. When to resume is decided in `run.py`.
 """
 
+import errno
 import io
 import logging
 import time
@@ -24,6 +25,9 @@ from k3ablate.training.module import LanguageModule
 KEPT = 2
 DIGEST_KEY = "digest"
 PATTERN = "step-*.ckpt"
+# What zipfile and torch make of an archive whose contents are whole and whose list of them is not: places outside the
+# file, names that are no text, kinds of compression that nobody uses.
+DAMAGE = (zipfile.BadZipFile, EOFError, KeyError, OSError, OverflowError, RuntimeError, ValueError)
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +35,13 @@ logger = logging.getLogger(__name__)
 def newest(folder: Path, digest: str) -> Path | None:
     """The last good checkpoint in `folder`, or None; InputError if it belongs to another run than `digest`."""
     for path in sorted(folder.glob(PATTERN), reverse=True):
-        if not _is_whole(path):
+        try:
+            owner = _owner(path)
+        except DAMAGE as error:
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:
+                raise  # the disk's refusal
             logger.warning("%s is damaged; the checkpoint before it is taken", path)
             continue
-        owner = torch.load(path, map_location="cpu", weights_only=True, mmap=True).get(DIGEST_KEY)
         if owner != digest:
             raise InputError(f"{path}: belongs to run {owner}, this is run {digest}; move it out of this folder")
         return path
@@ -98,10 +105,10 @@ class SaveCheckpoints(StepCallback):
         self._last = time.monotonic()
 
 
-def _is_whole(path: Path) -> bool:
-    """Whether every member of the archive matches its checksum; torch itself does not look at them."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return archive.testzip() is None
-    except zipfile.BadZipFile:
-        return False
+def _owner(path: Path) -> object:
+    """The run that a checkpoint names, once every member of the archive matches its checksum; torch looks at none."""
+    with zipfile.ZipFile(path) as archive:
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise zipfile.BadZipFile(damaged)
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=True).get(DIGEST_KEY)

@@ -1,6 +1,7 @@
 """A checkpoint is whole or absent; the newest whole one of the right run is taken."""
 
 import errno
+import random
 from pathlib import Path
 from typing import IO
 
@@ -9,6 +10,7 @@ import torch
 
 from k3ablate.config import InputError
 from k3ablate.storage import replace_file
+from k3ablate.training import checkpoints
 from k3ablate.training.checkpoints import AtomicCheckpoints, newest
 
 
@@ -41,6 +43,33 @@ def test_a_damaged_one_is_passed_over(damage: str, tmp_path: Path, caplog: pytes
     newer.write_bytes(damaged)
     assert newest(tmp_path, "mine") == older
     assert caplog.messages == [f"{newer} is damaged; the checkpoint before it is taken"]
+
+
+def test_damage_to_any_byte_is_passed_over_or_harmless(tmp_path: Path) -> None:
+    older, newer = save(tmp_path, 1), save(tmp_path, 2)
+    content, numbers = newer.read_bytes(), random.Random(0)
+    contents = content.rindex(b"PK\x05\x06") - 900  # where the archive says what is in it
+    for _ in range(300):
+        damaged = bytearray(content)
+        for _ in range(numbers.choice((1, 30))):
+            damaged[numbers.randrange(contents, len(content))] = numbers.randrange(256)
+        newer.write_bytes(damaged)
+        found = newest(tmp_path, "mine")
+        assert found in (older, newer)
+        assert torch.equal(
+            AtomicCheckpoints().load_checkpoint(found)["weights"], torch.arange(1000.0) + 1 + (found == newer)
+        )
+
+
+def test_a_disk_that_refuses_to_read_is_not_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path, 1)
+
+    def refuse(path: Path) -> object:
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(checkpoints, "_owner", refuse)
+    with pytest.raises(OSError, match="Input/output error"):
+        newest(tmp_path, "mine")
 
 
 def test_one_of_another_run_is_refused(tmp_path: Path) -> None:
