@@ -71,7 +71,7 @@ def submit(name: str, root: Path, cluster: str, say: Say, *, is_dry_run: bool = 
     experiment = load(experiment_path(name))
     recipe = _recipe(cluster)
     with located(cluster):
-        recipe.check_threads(experiment.execution.num_threads)
+        recipe.check(experiment.execution)
     folder = (root if recipe.runs is None else Path(recipe.runs)).absolute()
     order = Order(experiment.name, folder, recipe, experiment.execution)
     if is_dry_run:

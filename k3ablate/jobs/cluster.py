@@ -4,11 +4,14 @@ A value ends up in a script that a shell runs, so it either matches a pattern th
 printable line that `slurm` quotes. Which runs go into a task is in `packs`, the script in `slurm`.
 """
 
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from k3ablate.config import Config, InputError
+
+if TYPE_CHECKING:
+    from k3ablate.training.spec import Execution
 
 LOADABLE = r"^[A-Za-z0-9_][A-Za-z0-9_.:+/=@-]*$"
 # Slurm's own operators of a constraint: & | , and counts, in any brackets.
@@ -91,10 +94,16 @@ class ClusterRecipe(Config):
             raise ValueError(f"signal_seconds {self.signal_seconds} leaves nothing of minutes {self.minutes}")
         return self
 
-    def check_threads(self, num_threads: int) -> None:
-        """InputError if a worker of `num_threads` threads does not fit on what a task gets."""
-        if num_threads > self.cpus:
-            raise InputError(
-                f"cpus: found {self.cpus}, but the experiment's execution.num_threads is {num_threads}; "
-                f"write cpus: {num_threads} or more"
-            )
+    def check(self, execution: "Execution") -> None:
+        """InputError if a run that is carried out like that does not fit on what a task gets."""
+        num_threads = execution.num_threads * execution.num_devices
+        for key, found, needed in (
+            ("cpus", self.cpus, num_threads),
+            ("nodes", self.nodes, execution.num_nodes),
+            ("gpus", self.gpus or execution.num_devices, execution.num_devices),
+        ):
+            if found < needed:
+                raise InputError(
+                    f"{key}: found {found}, but by the experiment's `execution` a run takes {needed}; "
+                    f"write {key}: {needed} or more"
+                )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from k3ablate.config import InputError
 from k3ablate.jobs import controller
 from k3ablate.jobs.cluster import ClusterRecipe
 from k3ablate.jobs.controller import Refused, Unreachable
@@ -66,7 +67,7 @@ class Outcome:
 
 
 def submit(rows: Sequence[PlanRow], order: Order, say: Say) -> Outcome:
-    """Freeze what is open and hand it to Slurm; InputError where there is no Slurm."""
+    """Freeze what is open and hand it to Slurm; InputError where there is none, or it does not answer at all."""
     open_rows, outcome = _sorted(rows, order.root)
     for row in open_rows:
         assert row.spec is not None, "corpora are built before runs are submitted"
@@ -119,7 +120,10 @@ def _sorted(rows: Sequence[PlanRow], root: Path) -> tuple[list[PlanRow], Outcome
 
 def _chunks(open_rows: Sequence[PlanRow], order: Order, outcome: Outcome) -> Iterator[_Chunk]:
     """What is not in the queue, as arrays; what the controller has no room for is noted in `outcome`."""
-    limits, queue = controller.limits(), controller.queue()
+    try:
+        limits, queue = controller.limits(), controller.queue()
+    except (Refused, Unreachable) as answer:
+        raise InputError(f"Slurm does not say what it holds: {answer}. Nothing was submitted; try again") from None
     queued = queued_digests(order.root, queue)
     runs = [_packed(row, order.root) for row in open_rows if row.label.digest not in queued]
     outcome.num_queued = len(open_rows) - len(runs)

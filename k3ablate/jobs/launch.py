@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TypeVar
 
 from k3ablate.config import InputError
-from k3ablate.jobs import controller
+from k3ablate.jobs import controller, leases
 from k3ablate.jobs.attempts import Attempt, Cause, attempts, give_up, note_attempt
 from k3ablate.jobs.controller import Refused, TaskFacts, Unreachable
 from k3ablate.jobs.folders import RunFolder
@@ -75,6 +75,8 @@ def carry_out(pack_path: Path, reporter: Reporter, trainer: Trainer = train_run)
     pack_file = read_pack_file(pack_path)
     task, pack = _this_task(of_pack_file(pack_path), pack_file)
     jobs = _jobs(pack, task.submission.root)
+    for job in jobs:
+        _note_lost_node(job, task)
     records = {job.digest: record for job in jobs if (record := _settled(job, reporter))}
     left = [job for job in jobs if job.digest not in records]
     crew = Crew(1, pack_file.num_threads, json.dumps(pack_file.execution), trainer)
@@ -99,6 +101,17 @@ def _jobs(pack: Pack, root: Path) -> list[Job]:
     return [Job(Task(RunFolder(root / run.digest), run.name, run.tags), run.tokens, run.flops) for run in pack]
 
 
+def _note_lost_node(job: Job, task: SlurmTask) -> None:
+    """A lease of this very task was left by a launch of it that ended without a word."""
+    if leases.job_of_holder(job.folder.path) == task.name:
+        _note(job, Cause.NODE_FAILED, task)
+
+
+def _note(job: Job, cause: Cause, task: SlurmTask) -> None:
+    steps = job.folder.saved_steps() or 0
+    note_attempt(job.folder.path, Attempt(cause=cause, num_steps=steps, job=task.name, host=platform.node()))
+
+
 def _settled(job: Job, reporter: Reporter) -> RunRecord | None:
     """The record of a run that is not to be tried again here: it has one, or its attempts have led nowhere."""
     record = job.folder.record()
@@ -118,8 +131,7 @@ def _see_to_the_rest(task: SlurmTask, stopped: Sequence[Job], was_warned: bool, 
     """Note why the attempts ended, and go on unless a person ended them, or Slurm goes on by itself."""
     cause = _cause(_patiently(lambda: controller.facts(task.name), reporter), was_warned, task.num_restarts)
     for job in stopped:
-        steps = job.folder.saved_steps() or 0
-        note_attempt(job.folder.path, Attempt(cause=cause, num_steps=steps, job=task.name, host=platform.node()))
+        _note(job, cause, task)
     if cause is Cause.REQUESTED:
         reporter.say(f"task {task.name} was ended from outside; its runs stay as they are")
     else:

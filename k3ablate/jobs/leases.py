@@ -148,6 +148,13 @@ def held(folder: Path) -> Held:
     return Held.YES if _is_locked(folder / LOCK_FILE) or _lives(holder) else Held.DEAD
 
 
+def job_of_holder(folder: Path) -> str | None:
+    """The scheduler's job that holds the run in `folder`, or held it when it died; None where no lease tells."""
+    content = _read(folder / LEASE_FILE)
+    holder = None if content is None else _holder(content)
+    return None if holder is None else holder.job
+
+
 def scheduler_job() -> str:
     """What Slurm calls the job that this process belongs to, or empty."""
     array, task = (os.environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))

@@ -174,6 +174,11 @@ def obedient(spec: RunSpec, task: Task, execution: Execution) -> None:
     raise stopping.Stopped
 
 
+def last_is_obedient(spec: RunSpec, task: Task, execution: Execution) -> None:
+    """Of a pack, the longest first: all end at once but the shortest."""
+    (obedient if spec.seed == 0 else finish)(spec, task, execution)
+
+
 def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever starts tests in the background ignores it
     root, trainer, num_runs = Path(sys.argv[1]), globals()[sys.argv[2]], int(sys.argv[3])

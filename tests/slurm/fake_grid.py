@@ -27,10 +27,15 @@ class FakeGrid:
         self.root = root
         self.said: list[str] = []
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a task needs to find the stand-ins."""
+        folders = (HERE, HERE.parent / "jobs", HERE.parent.parent)
+        return {"PYTHONPATH": os.pathsep.join(str(folder) for folder in folders)}
+
     def order(self, trainer: str, **recipe: Any) -> Order:
         """Tasks that run `fake_work.py TRAINER` as the recipe says."""
-        search_path = os.pathsep.join([str(HERE), str(HERE.parent / "jobs"), str(HERE.parent.parent)])
-        asked = {"minutes": 5, "signal_seconds": 20, "environment": {"PYTHONPATH": search_path}, **recipe}
+        asked = {"minutes": 5, "signal_seconds": 20, "environment": self.environment, **recipe}
         command = [sys.executable, str(HERE / "fake_work.py"), trainer]
         return Order("fake", self.root, ClusterRecipe(**asked), Execution(), command)
 

@@ -1,8 +1,8 @@
 """A Slurm of our own on 127.0.0.1: munged, slurmctld and several slurmd on one host, everything in one folder.
 
 Needs root and Debian's packages (`missing` says what is not there); `start` takes a second, `stop` ends every process
-that was started. Partitions: `main` on nodes 1 to 3; on node 4 alone `yielding` and `cancelling`, which `urgent`
-preempts: the first with PreemptMode REQUEUE, the second with CANCEL.
+that was started. Partitions: `main` on nodes 1 to 3, and `closed`, where tasks wait for ever; on node 4 alone
+`yielding` and `cancelling`, which `urgent` preempts: the first with PreemptMode REQUEUE, the second with CANCEL.
 """
 
 import os
@@ -56,7 +56,7 @@ ReturnToService=2
 KillWait=5
 MinJobAge=600
 MaxArraySize={max_array_size}
-MaxJobCount=1000
+MaxJobCount={max_jobs}
 SchedulerType=sched/backfill
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
 PreemptType=preempt/partition_prio
@@ -66,6 +66,7 @@ SlurmctldParameters=preempt_send_user_signal
 PartitionName=main Nodes=node[1-3] Default=YES MaxTime=INFINITE State=UP
 PartitionName=yielding Nodes=node4 MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=20
 PartitionName=cancelling Nodes=node4 MaxTime=INFINITE State=UP PriorityTier=1 GraceTime=20 PreemptMode=CANCEL
+PartitionName=closed Nodes=node[1-3] MaxTime=INFINITE State=DOWN
 PartitionName=urgent Nodes=node4 MaxTime=INFINITE State=UP PriorityTier=10 PreemptMode=OFF
 """
 
@@ -81,12 +82,13 @@ def missing() -> str | None:
 class VirtualCluster:
     """One started Slurm; `environment` is what a process needs to find it."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_jobs: int = 1000) -> None:
         # Short, and open to all: munged refuses a socket whose folders are closed to others.
         self.folder = Path(tempfile.mkdtemp(prefix="k3slurm-"))
         self.folder.chmod(0o755)
         for name in ("etc", "run", "log", "state", *(f"spool/{node}" for node in NODES)):
             (self.folder / name).mkdir(parents=True)
+        self._max_jobs = max_jobs
         self.configuration = self.folder / "etc" / "slurm.conf"
         self._controller_port, *self._node_ports = _free_ports(1 + len(NODES))
 
@@ -178,6 +180,7 @@ class VirtualCluster:
             folder=self.folder,
             controller_port=self._controller_port,
             max_array_size=MAX_ARRAY_SIZE,
+            max_jobs=self._max_jobs,
             addresses="CommunicationParameters=NoInAddrAny,NoCtldInAddrAny" if loopback else "",
             nodes="\n".join(nodes),
         )
