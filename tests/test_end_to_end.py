@@ -130,6 +130,41 @@ def test_a_killed_launcher_changes_no_bit(k3ablate: Run, place: Path) -> None:
     assert max(record["num_resumes"] for record in records) == 1
 
 
+def marked(mark: str) -> list[str]:
+    """The command lines of processes that have `mark` in their environment."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (process / "environ").read_bytes():
+                found.append((process / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except OSError:  # it ended meanwhile
+            continue
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="looks at the table of processes")
+def test_ctrl_c_leaves_nothing_running_and_a_grid_that_goes_on(k3ablate: Run, place: Path) -> None:
+    launcher = subprocess.Popen(
+        command("run", "long.yaml", "--workers", "2"), cwd=place, env=settings({"MARK": str(place)}),
+        stderr=subprocess.PIPE, text=True, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while len({path.parent for path in (place / "runs").glob("*/checkpoints/step-*.ckpt")}) < 2:
+        assert launcher.poll() is None, "it ended before it could be interrupted: nothing was tested"
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert len(marked(str(place))) >= 3  # the launcher and its workers
+    launcher.send_signal(signal.SIGINT)
+    _, told = launcher.communicate(timeout=60)
+    assert (launcher.returncode, told.splitlines()[-1]) == (3, "interrupted; the same command goes on from here")
+    assert marked(str(place)) == []
+    standing = json.loads(k3ablate("status", "long.yaml", "--json").stdout)["counts"]
+    states = [state for sizes in standing.values() for counts in sizes.values() for state in counts]
+    assert states.count("interrupted") == 2
+    assert {"running", "stale", "failed"}.isdisjoint(states)
+    assert not list((place / "runs").glob("*/attempts.jsonl"))  # nobody's fault
+
+
 def test_a_store_out_of_reach_costs_no_run_and_gets_all_of_them_later(k3ablate: Run, place: Path) -> None:
     ran = k3ablate("run", "tiny.yaml", MLFLOW_TRACKING_URI="http://127.0.0.1:9")
     assert ran.returncode == 0, ran.stderr

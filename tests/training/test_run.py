@@ -19,13 +19,14 @@ from k3ablate.config import InputError
 from k3ablate.model.balancing import Balancer
 from k3ablate.model.decoder import Decoder
 from k3ablate.model.inspection import PLACES, Magnitudes
-from k3ablate.records import Evaluation, RunRecord, Status, read_routing
+from k3ablate.records import Evaluation, FrozenSpec, RunRecord, Status, read_routing, write_spec
 from k3ablate.tracking import NoTracking
 from k3ablate.training.corpus import Corpus
 from k3ablate.training.data import windows
 from k3ablate.training.evaluation import evaluate
 from k3ablate.training.metrics import MetricsLog
 from k3ablate.training.module import LanguageModule
+from k3ablate.training.provenance import versions
 from k3ablate.training.run import stream, train
 from k3ablate.training.spec import Execution, RunSpec
 
@@ -239,6 +240,16 @@ def test_a_crashed_run_ends_with_the_bits_of_an_uninterrupted_one(
     assert resumed.num_resumes == 2
     assert without_times(lines(folder)) == without_times(lines(tmp_path / "whole"))
     assert tracker.told == ["start", "interrupt", "start", "interrupt", "start", "finished"]
+
+
+def test_the_record_names_the_code_that_it_was_planned_with_and_that_trained_it(
+    tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path
+) -> None:
+    spec = tiny_spec(tokens=64)
+    write_spec(FrozenSpec(digest=spec.digest(), spec=spec.tree(), versions={"code": "0ther"}), tmp_path)
+    record = train(spec, tmp_path, tiny_corpus, EVERY_STEP, NoTracking())
+    assert record.versions == versions() | {"planned_code": "0ther"}
+    assert record.codes == (versions()["code"],)
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
