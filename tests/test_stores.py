@@ -1,13 +1,17 @@
 """Stores that are crowded, or go away in the middle: nothing is lost, nothing comes twice, nobody dies."""
 
+import importlib.util
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
@@ -22,6 +26,7 @@ pytestmark = [
 ]
 
 MANY_RUNS = Path(__file__).with_name("many_runs.py")
+DEBIAN_PACKAGES = Path("/usr/lib/python3/dist-packages")
 NUM_STEPS = 50  # of each of its runs
 
 
@@ -57,7 +62,7 @@ class Server:
     """A tracking server that can be taken away."""
 
     def __init__(self, folder: Path, backend: str) -> None:
-        self.port = free_port()
+        self.port = free_port(20_000)
         self.uri = f"http://127.0.0.1:{self.port}"
         self.folder = folder
         self.backend = backend
@@ -68,7 +73,10 @@ class Server:
             sys.executable, "-m", "mlflow", "server", "--port", str(self.port), "--workers", "1",
             "--backend-store-uri", self.backend, "--artifacts-destination", str(self.folder / "artifacts"),
         ]  # fmt: skip
-        environment = os.environ | {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}  # nine more processes
+        environment = os.environ | {
+            "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # nine more processes
+            "PYTHONPATH": str(self.folder),  # where a database's driver may lie
+        }
         with (self.folder / "server.txt").open("ab") as log:
             self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
         deadline = time.monotonic() + 120
@@ -91,22 +99,74 @@ class Server:
             return False
 
 
-def free_port() -> int:
+def free_port(first: int) -> int:
     """Below those that connections go out from: a client that tries one of these again and again may meet itself."""
-    for port in range(20_000 + os.getpid() % 10_000, 32_000):
+    for port in range(first + os.getpid() % 4_000, first + 5_000):
         with socket.socket() as free:
             if free.connect_ex(("127.0.0.1", port)) != 0:
                 return port
     raise AssertionError("no free port")
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+class Database:
+    """A PostgreSQL of one's own, as Debian installs it."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="k3ablate-postgres-"))  # pytest's own is closed to other users
+        self.port = free_port(25_000)
+        self.uri = f"postgresql+psycopg2://postgres@127.0.0.1:{self.port}/postgres"
+        if os.geteuid() == 0:  # as which it refuses to run
+            shutil.chown(self.folder, "postgres")
+
+    def start(self) -> None:
+        self._run("initdb", "--auth", "trust", "--username", "postgres", "--no-sync")
+        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c fsync=off -k {self.folder}"
+        self._run("pg_ctl", "--wait", "--log", str(self.folder / "log.txt"), "--options", options, "start")
+
+    def stop(self) -> None:
+        if (self.folder / "data" / "postmaster.pid").exists():
+            self._run("pg_ctl", "--wait", "--mode", "immediate", "stop")
+        shutil.rmtree(self.folder)
+
+    def _run(self, program: str, *arguments: str) -> None:
+        user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
+        command = [*user, str(found_programs() / program), "--pgdata", str(self.folder / "data"), *arguments]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=self.folder)
+
+
+def found_programs() -> Path:
+    """Where PostgreSQL's programs are; skips the test where they are not."""
+    places = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    if not places:
+        pytest.skip("PostgreSQL is not installed: apt-get install postgresql python3-psycopg2")
+    return places[-1]
+
+
+def driver() -> str:
+    """A folder to import psycopg2 from, Debian's if there is no other; skips the test where there is none."""
+    for spec in (importlib.util.find_spec("psycopg2"), PathFinder.find_spec("psycopg2", [str(DEBIAN_PACKAGES)])):
+        if spec is not None and spec.origin is not None:
+            return str(Path(spec.origin).parent)
+    pytest.skip("psycopg2 is not installed: apt-get install python3-psycopg2")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Server]:
+    database = None
     server = Server(tmp_path, f"sqlite:///{tmp_path / 'server.db'}")
+    if request.param == "postgresql":
+        found_programs()
+        (tmp_path / "psycopg2").symlink_to(driver())
+        database = Database()
+        server.backend = database.uri
     try:
+        if database is not None:
+            database.start()
         yield server
     finally:
         server.stop(signal.SIGKILL)
+        if database is not None:
+            database.stop()
 
 
 def test_a_server_that_starts_again_in_the_middle_loses_nothing(
