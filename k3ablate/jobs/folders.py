@@ -168,10 +168,6 @@ class RunFolder:
         """Hold the run while the block lasts; None where another process holds it (`leases.claimed`)."""
         return leases.claimed(self.path)
 
-    def is_held(self) -> bool:
-        """Whether a process holds the run, by one look: a lease from elsewhere counts as held, however old it is."""
-        return leases.held(self.path) in (Held.YES, Held.ELSEWHERE)
-
     def _has_checkpoint(self) -> bool:
         return any(not name.endswith(".tmp") for name in _names(self.path / CHECKPOINTS_FOLDER))
 

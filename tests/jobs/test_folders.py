@@ -10,6 +10,7 @@ import pytest
 from k3ablate import storage
 from k3ablate.config import InputError, digest
 from k3ablate.jobs.folders import Progress, RunFolder, State, find, prepare, records, states
+from k3ablate.jobs.leases import Held, held
 from k3ablate.records import Evaluation, RoutedPairs, RunRecord, Status, write_routing
 from k3ablate.training.provenance import versions
 
@@ -121,9 +122,8 @@ def test_a_run_is_held_until_its_process_is_killed(folder: RunFolder) -> None:
 def test_looking_at_a_lock_does_not_take_it(folder: RunFolder) -> None:
     with folder.claimed() as lease:
         assert lease is not None
-        assert folder.is_held()
-        assert folder.is_held()
-    assert not folder.is_held()
+        assert [held(folder.path) for _ in range(2)] == [Held.YES] * 2
+    assert held(folder.path) is Held.NO
 
 
 def test_a_forgotten_failure_opens_the_run_again(folder: RunFolder) -> None:

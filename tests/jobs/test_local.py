@@ -14,6 +14,7 @@ import pytest
 
 from k3ablate.config import InputError
 from k3ablate.jobs.folders import RunFolder, State, prepare
+from k3ablate.jobs.leases import Held, held
 from k3ablate.jobs.local import run_grid
 from k3ablate.jobs.progress import reporter
 from k3ablate.jobs.worker import SPIN_COUNT, SPIN_VARIABLE, Trainer
@@ -127,7 +128,7 @@ def test_a_worker_that_always_dies_is_given_up(fake_runs: ModuleType, launch, tm
     unlucky = folder_of(fake_runs, tmp_path, seed=1)
     assert fake_runs.num_attempts(unlucky.path) == 3
     assert "training k2 s seed 1" in (unlucky.path / "failure.txt").read_text()
-    assert not unlucky.is_held()
+    assert held(unlucky.path) is Held.NO
 
 
 @pytest.mark.slow
