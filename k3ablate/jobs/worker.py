@@ -115,7 +115,18 @@ def attempt(task: Task, execution_json: str, trainer: Trainer) -> Answer:
 
 
 def train_run(spec: "RunSpec", task: Task, execution: "Execution") -> None:
-    """The real thing: `training.run.train` on the corpus and store that lie beside the run folders."""
+    """The real thing, in this process or in several that it starts."""
+    if execution.strategy == "single":
+        train_here(spec, task, execution)
+        return
+    from k3ablate.jobs.ranks import train_on_ranks
+
+    execution.require_shares(spec)
+    train_on_ranks(task, execution)
+
+
+def train_here(spec: "RunSpec", task: Task, execution: "Execution") -> None:
+    """In this process: `training.run.train` on the corpus and store that lie beside the run folders."""
     from k3ablate import tracking
     from k3ablate.training import run
     from k3ablate.training.corpus import open_corpus
