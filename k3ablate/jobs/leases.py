@@ -9,24 +9,20 @@ another's lease and must not write any more, which `storage.guarded` sees to. No
 `beat_is_old` compares two times of the file server, for people who look (`folders`).
 """
 
-import errno
-import fcntl
 import os
-import platform
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from functools import cache, partial
+from functools import partial
 from operator import eq
 from pathlib import Path
 from uuid import uuid4
 
-from pydantic import ValidationError
-
-from k3ablate.config import Closed
+from k3ablate.jobs.holders import Holder, is_here, lives, read_holder, this_process
+from k3ablate.jobs.locks import is_locked, lock_within
 from k3ablate.storage import guarded, naming
 
 LOCK_FILE = "lock"
@@ -37,8 +33,6 @@ STALE_SECONDS = 120.0  # a kernel that compiles keeps the beating thread waiting
 CLAIM_SECONDS = 0.5  # how long `claimed` waits for someone who only looks at the lock
 ASIDE_SECONDS = 1.0  # how long a lease may be gone while another process looks at it
 LOOK_SECONDS = 0.1
-LEASE_BYTES = 1024  # a lease is rewritten in place, so its length never changes
-NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # of a file system that leaves it to the lease
 
 
 class LostLease(Exception):  # noqa: N818 - no error: another process took a run that this one seemed to have left
@@ -52,24 +46,6 @@ class Held(Enum):
     DEAD = auto()  # its holder was on this machine and is gone
     YES = auto()  # its holder is on this machine and lives
     ELSEWHERE = auto()  # its holder is on another machine, or cannot be read: only its counter tells
-
-
-class Holder(Closed):
-    """The content of a lease."""
-
-    token: str
-    host: str
-    boot: str  # identifies the machine's start; empty where the system has none
-    pid: int
-    started: str  # of the process, in the kernel's count: a number is used again, this is not
-    job: str  # of the scheduler, or empty
-    beat: int
-
-    def content(self) -> bytes:
-        """As it lies in the file."""
-        data = self.model_dump_json().encode()
-        assert len(data) < LEASE_BYTES, "a host's name has 64 letters at most"
-        return data.ljust(LEASE_BYTES - 1) + b"\n"
 
 
 @dataclass(frozen=True)
@@ -128,7 +104,7 @@ def claimed(folder: Path) -> Iterator[Lease | None]:
     """
     descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        if not _lock_within(descriptor, CLAIM_SECONDS):
+        if not lock_within(descriptor, CLAIM_SECONDS):
             yield None
             return
         with _leased(folder) as lease:
@@ -142,23 +118,17 @@ def held(folder: Path) -> Held:
     content = _read(folder / LEASE_FILE)
     if content is None:
         return Held.NO
-    holder = _holder(content)
-    if holder is None or not _is_here(holder):
+    holder = read_holder(content)
+    if holder is None or not is_here(holder):
         return Held.ELSEWHERE
-    return Held.YES if _is_locked(folder / LOCK_FILE) or _lives(holder) else Held.DEAD
+    return Held.YES if is_locked(folder / LOCK_FILE) or lives(holder) else Held.DEAD
 
 
 def job_of_holder(folder: Path) -> str | None:
     """The scheduler's job that holds the run in `folder`, or held it when it died; None where no lease tells."""
     content = _read(folder / LEASE_FILE)
-    holder = None if content is None else _holder(content)
+    holder = None if content is None else read_holder(content)
     return None if holder is None else holder.job
-
-
-def scheduler_job() -> str:
-    """What Slurm calls the job that this process belongs to, or empty."""
-    array, task = (os.environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
-    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
 
 
 def beat_is_old(folder: Path, now: float) -> bool:
@@ -171,7 +141,7 @@ def beat_is_old(folder: Path, now: float) -> bool:
 
 @contextmanager
 def _leased(folder: Path) -> Iterator[Lease | None]:
-    holder = _this_process()
+    holder = this_process()
     own = folder / f"{LEASE_FILE}.{holder.token}"
     try:
         descriptor = os.open(own, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -255,54 +225,15 @@ def _beat(descriptor: int, holder: Holder, is_over: threading.Event) -> None:
             _write(descriptor, holder)
 
 
-def _this_process() -> Holder:
-    return Holder(
-        token=uuid4().hex,
-        host=platform.node(),
-        boot=_boot(),
-        pid=os.getpid(),
-        started=_started(os.getpid()),
-        job=scheduler_job(),
-        beat=0,
-    )
-
-
-def _is_here(holder: Holder) -> bool:
-    return (holder.host, holder.boot) == (platform.node(), _boot())
-
-
-def _lives(holder: Holder) -> bool:
-    """Whether its process is there; False where the system does not tell, and the kernel's lock has to."""
-    return holder.started != "" and _started(holder.pid) == holder.started
-
-
 def _is_dead_here(content: bytes) -> bool:
     """Whether its holder was on this machine, whose lock we have, and is gone."""
-    holder = _holder(content)
-    return holder is not None and _is_here(holder) and not _lives(holder)
+    holder = read_holder(content)
+    return holder is not None and is_here(holder) and not lives(holder)
 
 
 def _is_of(token: str, content: bytes) -> bool:
-    holder = _holder(content)
+    holder = read_holder(content)
     return holder is not None and holder.token == token
-
-
-@cache
-def _boot() -> str:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    except FileNotFoundError:
-        return ""
-
-
-def _started(pid: int) -> str:
-    """When process `pid` started, in ticks since the machine did; empty where there is none, or no telling."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-    state, *numbers = stat.rpartition(")")[2].split()  # the name before may hold anything
-    return "" if state == "Z" else numbers[18]
 
 
 def _read(path: Path) -> bytes | None:
@@ -315,14 +246,6 @@ def _read(path: Path) -> bytes | None:
 def _write(descriptor: int, holder: Holder) -> None:
     os.pwrite(descriptor, holder.content(), 0)
     os.fsync(descriptor)
-
-
-def _holder(content: bytes) -> Holder | None:
-    """Who it is; None for a lease that a crash or a disk damaged."""
-    try:
-        return Holder.model_validate_json(content)
-    except ValidationError:
-        return None
 
 
 def _link(path: Path, target: Path) -> bool:
@@ -341,35 +264,3 @@ def _looks(seconds: float) -> Iterator[None]:
     while time.monotonic() < deadline:
         time.sleep(LOOK_SECONDS)
         yield
-
-
-def _is_locked(path: Path) -> bool:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        return not _lock(descriptor, fcntl.LOCK_SH)
-    finally:
-        os.close(descriptor)
-
-
-def _lock(descriptor: int, kind: int) -> bool:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        if error.errno not in NO_LOCKS:
-            raise
-    return True
-
-
-def _lock_within(descriptor: int, seconds: float) -> bool:
-    """Take the lock for oneself. `held` has a shared one for an instant, so a refusal is tried again."""
-    deadline = time.monotonic() + seconds
-    while not _lock(descriptor, fcntl.LOCK_EX):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True

@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING
 from k3ablate.config import InputError
 from k3ablate.jobs.attempts import Attempt, Cause, attempts, give_up, note_attempt
 from k3ablate.jobs.folders import LOG_FILE, Progress, RunFolder, prepare
-from k3ablate.jobs.leases import Watch, scheduler_job
+from k3ablate.jobs.holders import scheduler_job
+from k3ablate.jobs.leases import Watch
 from k3ablate.jobs.progress import Pace, Reporter, Standing
 from k3ablate.jobs.worker import Answer, Outcome, Task, Trainer, train_run, work, write_failure
 from k3ablate.records import SETTLED, Label, RunRecord

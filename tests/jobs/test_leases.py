@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from k3ablate.jobs import leases
+from k3ablate.jobs import holders, leases, locks
 from k3ablate.jobs.folders import RunFolder, State, states
-from k3ablate.jobs.leases import Held, Holder, LostLease, Watch, claimed, held
+from k3ablate.jobs.holders import Holder
+from k3ablate.jobs.leases import Held, LostLease, Watch, claimed, held
 from k3ablate.storage import append_line, write_atomic
 
 BEAT, STALE = 0.05, 0.4
@@ -39,13 +40,13 @@ def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 def on(host: str) -> Iterator[None]:
     """What happens inside happens on another machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(leases.platform, "node", lambda: host)
+        patch.setattr(holders.platform, "node", lambda: host)
         yield
 
 
 def leave_lease(folder: Path, host: str = "cn7", beat: int = 3, **changes: object) -> Holder:
     """What a holder leaves that vanished."""
-    values = {"token": "t", "host": host, "boot": leases._boot(), "pid": 1, "started": "1", "job": "", "beat": beat}
+    values = {"token": "t", "host": host, "boot": holders._boot(), "pid": 1, "started": "1", "job": "", "beat": beat}
     holder = Holder.model_validate(values | changes)
     (folder / "lease.json").write_bytes(holder.content())
     return holder
@@ -75,7 +76,7 @@ def test_a_lease_beats_without_changing_its_length(tmp_path: Path) -> None:
         time.sleep(6 * BEAT)
         content = (tmp_path / "lease.json").read_bytes()
         assert json.loads(content)["beat"] >= 2
-        assert len(content) == leases.LEASE_BYTES
+        assert len(content) == holders.LEASE_BYTES
         assert lease.is_mine()
 
 
@@ -112,14 +113,14 @@ def test_a_dead_holder_of_this_machine_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, object]
 ) -> None:
     monkeypatch.setattr(leases, "STALE_SECONDS", 600.0)
-    leave_lease(tmp_path, host=leases.platform.node(), **changes)
+    leave_lease(tmp_path, host=holders.platform.node(), **changes)
     assert held(tmp_path) is Held.DEAD
     with claimed(tmp_path) as lease:
         assert lease is not None
 
 
 def test_a_lease_of_this_machine_before_it_started_anew_is_waited_for(tmp_path: Path) -> None:
-    leave_lease(tmp_path, host=leases.platform.node(), boot="an earlier start")  # or another machine of that name
+    leave_lease(tmp_path, host=holders.platform.node(), boot="an earlier start")  # or another machine of that name
     assert held(tmp_path) is Held.ELSEWHERE
 
 
@@ -231,7 +232,7 @@ def test_a_disk_that_fails_for_a_while_costs_beats_only(tmp_path: Path, monkeypa
         assert (tmp_path / "lease.json").read_bytes() != before
 
 
-@pytest.mark.parametrize("number", leases.NO_LOCKS)
+@pytest.mark.parametrize("number", locks.NO_LOCKS)
 def test_where_there_are_no_locks_the_lease_decides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
@@ -299,7 +300,7 @@ def test_who_may_not_write_takes_a_lease_from_elsewhere_for_alive(
 
 def test_a_dead_holder_without_a_checkpoint_is_stale_and_with_one_interrupted(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
-    leave_lease(tmp_path, host=leases.platform.node(), pid=2**22 + 1)
+    leave_lease(tmp_path, host=holders.platform.node(), pid=2**22 + 1)
     assert folder.state() is State.STALE
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "step-000000400.ckpt").touch()
