@@ -129,11 +129,14 @@ def _settled(job: Job, reporter: Reporter) -> RunRecord | None:
 
 def _see_to_the_rest(task: SlurmTask, stopped: Sequence[Job], was_warned: bool, reporter: Reporter) -> None:
     """Note why the attempts ended, and go on unless a person ended them, or Slurm goes on by itself."""
-    cause = _cause(_patiently(lambda: controller.facts(task.name), reporter), was_warned, task.num_restarts)
+    found = _patiently(lambda: controller.facts(task.name), reporter)
+    is_requeued = found is not None and found.num_restarts > task.num_restarts
+    cause = Cause.REQUESTED if is_requeued else _cause(found, was_warned)
     for job in stopped:
         _note(job, cause, task)
     if cause is Cause.REQUESTED:
-        reporter.say(f"task {task.name} was ended from outside; its runs stay as they are")
+        rest = "Slurm has it in its queue again" if is_requeued else "its runs stay as they are"
+        reporter.say(f"task {task.name} was ended from outside; {rest}")
     else:
         reporter.say(f"{cause.replace('_', ' ')}: {_patiently(task.go_on, reporter)}")
 
@@ -147,9 +150,9 @@ def _patiently(ask: Callable[[], Answered], reporter: Reporter) -> Answered:
             reporter.say(f"{error}; asking again")
 
 
-def _cause(found: TaskFacts | None, was_warned: bool, num_restarts: int) -> Cause:
+def _cause(found: TaskFacts | None, was_warned: bool) -> Cause:
     """Slurm ends a task for many reasons with the same signals. REQUESTED: there is nothing to be done."""
-    if found is None or found.num_restarts > num_restarts:
+    if found is None:
         return Cause.REQUESTED
     if found.is_preempted:
         return Cause.PREEMPTED

@@ -123,6 +123,24 @@ class VirtualCluster:
         """Start the slurmd of `node`."""
         self._daemon("slurmd", "-f", str(self.configuration), "-N", node)
 
+    def fail_node(self, node: str) -> None:
+        """As in a power cut: its slurmd and all processes of jobs die at once. No other node may run any."""
+        ours = [process for process in Path("/proc").iterdir() if process.name.isdigit() and self._is_of_a_job(process)]
+        self.stop_daemon(f"slurmd-{node}", signal.SIGKILL)
+        for process in ours:
+            with suppress(ProcessLookupError):
+                os.kill(int(process.name), signal.SIGKILL)
+        self.command("scontrol", "update", f"nodename={node}", "state=down", "reason=power cut")
+
+    def _is_of_a_job(self, process: Path) -> bool:
+        try:
+            variables = (process / "environ").read_bytes().split(b"\0")
+            name = (process / "comm").read_text().strip()
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+        is_ours = f"SLURM_CONF={self.configuration}".encode() in variables
+        return is_ours and name not in DAEMONS
+
     def stop_daemon(self, name: str, number: signal.Signals = signal.SIGTERM) -> None:
         """Stop the daemon of pid file `name`: munged, slurmctld, slurmd-node1 ..."""
         file = self.folder / "run" / f"{name}.pid"
