@@ -35,6 +35,16 @@ record = train(spec, folder, corpus, execution, NoTracking())
 Path(sys.argv[2]).write_text(record.model_dump_json())
 """
 MUON = {"kind": "muon", "learning_rate": 0.01, "rest": {"learning_rate": 0.01}}
+CLIPPING = MUON | {"cut": "per_head", "qk_clip": {"threshold": 1e-6}}  # of logits that begin at about 1e-5
+LATENT = {
+    "kind": "mla",
+    "num_heads": 3,
+    "query_rank": 6,
+    "key_value_rank": 5,
+    "head_width": 4,
+    "position_width": 2,
+    "value_width": 3,
+}
 
 
 def execution(strategy: str = "ddp", num_ranks: int = 2, **others: object) -> Execution:
@@ -135,7 +145,8 @@ CHECKPOINTS_STAY = "import shutil; shutil.rmtree = lambda *arguments, **options:
             "model__balancing": {"kind": "quantile"},
             "model__residual": {"kind": "block_attnres", "num_blocks": 2},
             "training__micro_batch_size": 4,
-            "training__optimizer": MUON,
+            "training__optimizer": CLIPPING,
+            "model__mixer": {"main": LATENT},
         },
     ],
     ids=["accumulated-sign_update-adamw", "one_pass-quantile-muon-attnres"],
