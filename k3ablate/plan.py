@@ -4,10 +4,10 @@
 gives the same plan for the same experiment and corpora.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from k3ablate.config import InputError
+from k3ablate.config import InputError, digest
 from k3ablate.experiment import Arm, Budget, Experiment, Flops, Setting, Tokens, make_arms, setting
 from k3ablate.model.counting import Counts, count
 from k3ablate.model.decoder import ModelConfig
@@ -48,40 +48,59 @@ def expand(experiment: Experiment, corpora: Callable[[DataRecipe], str | None]) 
     digests = {recipe: corpora(recipe) for recipe in data_recipes(experiment)}
     rows = [
         row
-        for size in experiment.sizes
+        for baseline in (_baseline(experiment, size) for size in experiment.sizes)
         for arm, chosen in arms
         for budget in experiment.budgets
-        for row in _rows(experiment, arm, chosen, size, budget, digests[chosen.data])
+        for row in _rows(experiment, arm, chosen, baseline, budget, digests[chosen.data])
     ]
     _check_distinct(rows)
     return Plan(experiment.name, tuple(rows))
 
 
+@dataclass(frozen=True)
+class _Baseline:
+    """The baseline at one size, which all arms are matched to."""
+
+    size: Size
+    model: ModelConfig
+    counts: Counts
+
+
+def _baseline(experiment: Experiment, size: Size) -> _Baseline:
+    model = scaled(experiment.baseline.model, size, experiment.baseline.data.vocabulary_size)
+    return _Baseline(size, model, count(model, experiment.baseline.training.context))
+
+
 def _rows(
-    experiment: Experiment, arm: Arm, chosen: Setting, size: Size, budget: Budget, corpus: str | None
+    experiment: Experiment, arm: Arm, chosen: Setting, baseline: _Baseline, budget: Budget, corpus: str | None
 ) -> list[PlanRow]:
     """The seeds of one arm at one size and budget."""
-    baseline = _baseline_model(experiment, size)
-    model = _arm_model(experiment, chosen, size, baseline)
-    context = chosen.training.context
-    counts, goal = count(model, context), count(baseline, experiment.baseline.training.context)
-    tokens = _whole_steps(_tokens(budget, counts, goal), chosen.training.tokens_per_step)
+    model = _arm_model(experiment, chosen, baseline)
+    counts = count(model, chosen.training.context)
+    tokens = _whole_steps(_tokens(budget, counts, baseline.counts), chosen.training.tokens_per_step)
+    flops = counts.training_flops(tokens)
+    mismatch = quantity(counts, experiment.match) / quantity(baseline.counts, experiment.match) - 1
+    size = _size_name(experiment, baseline.size, budget)
     rows = []
-    for seed in arm.seeds:
-        spec = corpus and RunSpec(
-            model=model, data=chosen.data, corpus=corpus, training=chosen.training, tokens=tokens, seed=seed
-        )
-        label = Label(
-            experiment=experiment.name,
-            arm=arm.name,
-            size=_size_name(experiment, size, budget),
-            seed=seed,
-            digest=spec.digest() if spec else UNBUILT,
-            levels=arm.levels,
-            mismatch=quantity(counts, experiment.match) / quantity(goal, experiment.match) - 1,
-        )
-        rows.append(PlanRow(label, spec or None, counts, tokens, counts.training_flops(tokens)))
+    for seed, spec, name in _specs(arm, chosen, model, tokens, corpus):
+        label = Label(experiment.name, arm.name, size, seed, name, arm.levels, mismatch)
+        rows.append(PlanRow(label, spec, counts, tokens, flops))
     return rows
+
+
+def _specs(
+    arm: Arm, chosen: Setting, model: ModelConfig, tokens: int, corpus: str | None
+) -> Iterator[tuple[int, RunSpec | None, str]]:
+    """Every seed with its specification and digest. What seeds share is checked and written out once."""
+    if corpus is None:
+        yield from ((seed, None, UNBUILT) for seed in arm.seeds)
+        return
+    first = RunSpec(
+        model=model, data=chosen.data, corpus=corpus, training=chosen.training, tokens=tokens, seed=arm.seeds[0]
+    )
+    tree = first.tree()
+    for seed in arm.seeds:
+        yield seed, first.model_copy(update={"seed": seed}), digest(tree | {"seed": seed})
 
 
 def _size_name(experiment: Experiment, size: Size, budget: Budget) -> str:
@@ -89,16 +108,13 @@ def _size_name(experiment: Experiment, size: Size, budget: Budget) -> str:
     return size.name if len(experiment.budgets) == 1 else f"{size.name}@{budget.name}"
 
 
-def _baseline_model(experiment: Experiment, size: Size) -> ModelConfig:
-    return scaled(experiment.baseline.model, size, experiment.baseline.data.vocabulary_size)
-
-
-def _arm_model(experiment: Experiment, chosen: Setting, size: Size, baseline: ModelConfig) -> ModelConfig:
+def _arm_model(experiment: Experiment, chosen: Setting, baseline: _Baseline) -> ModelConfig:
     """The arm at the width where it costs what the baseline costs; the baseline's own shape is never touched."""
     vocabulary_size = chosen.data.vocabulary_size
-    if chosen.model == experiment.baseline.model and vocabulary_size == baseline.vocabulary_size:
-        return baseline
-    return matched(chosen.model, size, vocabulary_size, baseline, experiment.match, chosen.training.context)
+    if chosen.model == experiment.baseline.model and vocabulary_size == baseline.model.vocabulary_size:
+        return baseline.model
+    context = chosen.training.context
+    return matched(chosen.model, baseline.size, vocabulary_size, baseline.model, experiment.match, context)
 
 
 def _tokens(budget: Budget, counts: Counts, goal: Counts) -> int:

@@ -30,7 +30,8 @@ def unbuilt(_: object) -> None:
 @pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: path.stem)
 def test_published_experiments_plan_and_build(path: Path) -> None:
     plan = expand(load(path), built)
-    assert all(row.spec for row in plan.rows)
+    assert [row.label.digest for row in plan.rows] == [row.spec.digest() for row in plan.rows if row.spec]
+    assert [row.label.seed for row in plan.rows] == [row.spec.seed for row in plan.rows if row.spec]
     models = {row.spec.model.digest(): row.spec for row in plan.rows if row.spec}
     for spec in models.values():
         decoder = Decoder(spec.model)
