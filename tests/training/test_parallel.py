@@ -35,7 +35,7 @@ record = train(spec, folder, corpus, execution, NoTracking())
 Path(sys.argv[2]).write_text(record.model_dump_json())
 """
 MUON = {"kind": "muon", "learning_rate": 0.01, "rest": {"learning_rate": 0.01}}
-CLIPPING = MUON | {"cut": "per_head", "qk_clip": {"threshold": 1e-6}}  # of logits that begin at about 1e-5
+CLIPPING = MUON | {"cut": "per_head", "qk_clip": {"threshold": 1e-3}}  # of logits that begin at 1e-2
 LATENT = {
     "kind": "mla",
     "num_heads": 3,
