@@ -33,6 +33,7 @@ URI_VARIABLE = "MLFLOW_TRACKING_URI"
 MODE_VARIABLE = "K3ABLATE_TRACKING"
 BATCH_SECONDS = 2.0  # between two looks for something to send
 CLOSING_SECONDS = 60.0  # at most, for what is left when a run ends, and only for a store that has answered before
+INTERRUPT_SECONDS = 10.0  # of what a scheduler grants a run that has to stop
 
 logger = logging.getLogger(__name__)
 
@@ -195,17 +196,21 @@ class Tracker(NoTracking):
 
     def finish(self) -> None:
         """Deliver what is left; gives up after `closing_seconds`, and `sync` delivers it then."""
-        if not self._thread.is_alive():
-            return
-        self._closing.set()
-        self._thread.join(self._closing_seconds)
-        if self._thread.is_alive():
-            logger.warning("tracking: %s did not answer within %g s; `k3ablate sync` sends the rest",
-                           shown(self._store.uri), self._closing_seconds)  # fmt: skip
+        self._close(self._closing_seconds)
 
     def interrupt(self) -> None:
-        """Deliver what is left and leave the MLflow run to be continued."""
-        self.finish()
+        """Deliver what there is, in a moment: whoever stops a run waits for it. The MLflow run is left to go on."""
+        self._close(min(self._closing_seconds, INTERRUPT_SECONDS))
+
+    def _close(self, seconds: float) -> None:
+        if not self._thread.is_alive():
+            return
+        self._closing_seconds = seconds
+        self._closing.set()
+        self._thread.join(seconds)
+        if self._thread.is_alive():
+            said = "tracking: %s did not answer within %g s; `k3ablate sync` sends the rest"
+            logger.warning(said, shown(self._store.uri), seconds)
 
     def _run(self) -> None:
         """Deliver now and then until the run ends. What could not be sent is tried again."""

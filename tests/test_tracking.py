@@ -293,6 +293,20 @@ def test_closing_waits_only_so_long(
     assert caplog.messages == [said]
 
 
+def test_a_run_that_is_stopped_waits_for_a_moment_only(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tracking, "INTERRUPT_SECONDS", 0.1)
+    monkeypatch.setattr(tracking, "deliver", lambda *arguments: time.sleep(2.0))
+    tracker = Tracker("http://user:secret@tracking.example", folder)
+    tracker.start()
+    start = time.monotonic()
+    tracker.interrupt()
+    assert time.monotonic() - start < 1.0
+    [said] = caplog.messages
+    assert said.startswith("tracking: http://...@tracking.example did not answer within 0.1 s")
+
+
 def test_tracking_can_wait_for_sync(folder: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(tracking.tracker(root, folder, "kda", {}), Tracker)
     monkeypatch.setenv("K3ABLATE_TRACKING", "spool")
