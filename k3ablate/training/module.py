@@ -7,12 +7,14 @@ happen around a step is in `callbacks.py`, how a run is put together in `run.py`
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.optim import Optimizer
 
 from k3ablate.model import ranks
 from k3ablate.model.decoder import Decoder
 from k3ablate.training.optim import build_optimizer
+from k3ablate.training.sharding import shard
 from k3ablate.training.spec import TrainingConfig
 
 
@@ -57,6 +59,11 @@ class LanguageModule(LightningModule):
         objective: Tensor = loss + output.auxiliary_loss
         return objective
 
+    def configure_model(self) -> None:
+        """Cut over ranks, if the strategy has laid them out for it; before there are optimizers."""
+        if self.device_mesh is not None:
+            shard(self.decoder, self.device_mesh["data_parallel"])
+
     def configure_optimizers(self) -> Optimizer:
         """All parameters in one optimizer; the schedule is a pure function applied by a callback."""
         return build_optimizer(self.decoder, self.config.optimizer)
@@ -74,4 +81,5 @@ class LanguageModule(LightningModule):
         if ranks.num_ranks() > 1:
             self._losses = list(ranks.mean(torch.stack(self._losses)))
         limit = float("inf") if gradient_clip_val is None else gradient_clip_val
-        self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), limit)
+        norm = torch.nn.utils.clip_grad_norm_(self.decoder.parameters(), limit)
+        self.gradient_norm = norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -16,7 +16,9 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy
 from torch import distributed
 
 from k3ablate.config import InputError
+from k3ablate.kernels import dispatch
 from k3ablate.training.data import Share
+from k3ablate.training.sharding import Sharded
 from k3ablate.training.spec import Execution
 
 ADDRESS, PORT = "MASTER_ADDR", "MASTER_PORT"  # of the store that the launcher keeps, at which ranks meet
@@ -83,6 +85,7 @@ def meeting(execution: Execution) -> Iterator[Place]:
         yield Place()
         return
     found = place(execution, os.environ)
+    _require_kernels(execution)
     store = distributed.TCPStore(found.address, found.port, is_master=False)  # type: ignore[attr-defined]
     if torch.cuda.is_available():
         device = torch.device("cuda", found.local_rank)
@@ -97,10 +100,21 @@ def meeting(execution: Execution) -> Iterator[Place]:
     distributed.destroy_process_group()
 
 
+def _require_kernels(execution: Execution) -> None:
+    """FSDP frees the memory of gathered weights, which torch refuses for a tensor that numpy has looked at."""
+    if execution.strategy == "fsdp" and not torch.cuda.is_available() and os.environ.get(dispatch.VARIABLE) != "torch":
+        raise InputError(
+            "execution.strategy: 'fsdp' does not go together with the numba kernels of CPUs; set "
+            f"{dispatch.VARIABLE}=torch, or write ddp"
+        )
+
+
 def strategy(execution: Execution) -> Strategy | str:
     """What a Trainer takes for it."""
     if execution.strategy == "single":
         return "auto"
+    if execution.strategy == "fsdp":
+        return Sharded(execution.num_ranks)
     return DDPStrategy(gradient_as_bucket_view=True)
 
 

@@ -180,6 +180,11 @@ class Execution(Config):
 
     def require_shares(self, spec: RunSpec) -> None:
         """InputError where `spec` cannot be cut over the ranks of one run."""
+        if self.strategy == "fsdp" and spec.training.optimizer.kind != "adamw":
+            raise InputError(
+                f"execution.strategy: 'fsdp' cuts matrices over ranks, and {spec.training.optimizer.kind} works on "
+                "whole ones; write ddp, or an optimizer of kind adamw"
+            )
         training, balancing = spec.training, spec.model.balancing
         if training.sequences_per_pass % self.num_ranks:
             raise InputError(

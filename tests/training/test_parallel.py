@@ -18,7 +18,7 @@ from k3ablate.records import RunRecord, Status, read_record, read_routing
 from k3ablate.tracking import NoTracking
 from k3ablate.training.corpus import Corpus
 from k3ablate.training.data import Share, StepBatches, batch, windows
-from k3ablate.training.parallel import Place, place
+from k3ablate.training.parallel import Place, meeting, place
 from k3ablate.training.run import train
 from k3ablate.training.spec import Execution, RunSpec
 
@@ -136,24 +136,42 @@ CHECKPOINTS_STAY = "import shutil; shutil.rmtree = lambda *arguments, **options:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_checkpoints_stay")
-@pytest.mark.parametrize("strategy", ["ddp"])
 @pytest.mark.parametrize(
-    "overrides",
+    ("strategy", "overrides"),
     [
-        {"training__validation_tokens": 16 * 7},  # seven windows: an odd one is left
-        {
-            "model__balancing": {"kind": "quantile"},
-            "model__residual": {"kind": "block_attnres", "num_blocks": 2},
-            "training__micro_batch_size": 4,
-            "training__optimizer": CLIPPING,
-            "model__mixer": {"main": LATENT},
-        },
+        ("ddp", {"training__validation_tokens": 16 * 7}),  # seven windows: an odd one is left
+        (
+            "ddp",
+            {
+                "model__balancing": {"kind": "quantile"},
+                "model__residual": {"kind": "block_attnres", "num_blocks": 2},
+                "training__micro_batch_size": 4,
+                "training__optimizer": CLIPPING,
+                "model__mixer": {"main": LATENT},
+            },
+        ),
+        ("fsdp", {"training__validation_tokens": 16 * 7}),
+        (
+            "fsdp",
+            {
+                "model__balancing": {"kind": "quantile"},
+                "model__residual": {"kind": "block_attnres", "num_blocks": 2},
+                "training__micro_batch_size": 4,
+            },
+        ),
     ],
-    ids=["accumulated-sign_update-adamw", "one_pass-quantile-muon-attnres"],
+    ids=["ddp-accumulated", "ddp-quantile-muon-attnres", "fsdp-accumulated", "fsdp-quantile-attnres"],
 )
 def test_two_processes_equal_one_with_the_whole_batch(
-    overrides: dict[str, object], strategy: str, tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path
+    strategy: str,
+    overrides: dict[str, object],
+    tiny_spec: Spec,
+    tiny_corpus: Corpus,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if strategy == "fsdp":
+        monkeypatch.setenv("K3ABLATE_KERNELS", "torch")  # numba's do not go together with it
     spec = tiny_spec(**overrides)
     one = train(spec, tmp_path / "one", tiny_corpus, ONE, NoTracking())
     two = trained(spec, tmp_path / "two", tiny_corpus, execution(strategy), prepare=CHECKPOINTS_STAY)
@@ -193,15 +211,28 @@ def test_a_crashed_run_goes_on_with_any_number_of_processes(
 
 
 @pytest.mark.slow
-def test_a_run_begun_alone_goes_on_with_two(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:
+def test_a_run_begun_alone_goes_on_with_two_cut_or_not(
+    tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One step alone, some with all weights on both, some with each half of them, and the last ones alone again."""
+    monkeypatch.setenv("K3ABLATE_KERNELS", "torch")
     spec = tiny_spec()
     whole = train(spec, tmp_path / "whole", tiny_corpus, ONE, NoTracking())
-    hurried = execution("single", 1, max_hours=1e-9)
-    stopped = train(spec, tmp_path / "two", tiny_corpus, hurried, NoTracking())
-    assert stopped.num_steps == 1
-    two = trained(spec, tmp_path / "two", tiny_corpus, execution())
-    assert two.num_resumes == 1
-    assert two.evaluations["validation"].loss == pytest.approx(whole.evaluations["validation"].loss, rel=1e-6)
+    folder = tmp_path / "run"
+    hurried = {"max_hours": 1e-9}
+    for num_steps, ways in enumerate((execution("single", 1, **hurried), execution("ddp", **hurried)), start=1):
+        stopped = (
+            train(spec, folder, tiny_corpus, ways, NoTracking())
+            if ways.strategy == "single"
+            else trained(spec, folder, tiny_corpus, ways)
+        )
+        assert stopped.num_steps == num_steps
+    for ended in train_on_ranks(spec, folder, tiny_corpus, execution("fsdp"), prepare=CRASH_AT_5):
+        assert ended.returncode == 1, ended.stderr
+    one = train(spec, folder, tiny_corpus, ONE, NoTracking())
+    assert one.num_resumes == 3
+    assert one.evaluations["validation"].loss == pytest.approx(whole.evaluations["validation"].loss, rel=1e-6)
+    assert [line["step"] for line in lines(folder)] == list(range(12))
 
 
 @pytest.mark.slow
@@ -274,6 +305,7 @@ def test_too_few_windows_for_all_ranks_are_refused(tiny_corpus: Corpus) -> None:
         (execution(num_ranks=3), {}, "3 ranks .* do not share the 2 sequences of a forward pass evenly"),
         (execution(num_nodes=2), {}, r"4 ranks \(num_devices 2 x num_nodes 2\) do not share the 2 sequences"),
         (execution(), {"model__balancing": {"kind": "quantile", "estimator": "exact"}}, "sees one process only"),
+        (execution("fsdp"), {"training__optimizer": MUON}, "'fsdp' cuts matrices over ranks, and muon works on whole"),
     ],
 )
 def test_what_cannot_be_shared_is_refused_before_anything_starts(
@@ -327,3 +359,16 @@ def test_a_place_that_nobody_gave_or_that_does_not_fit_is_refused() -> None:
     started = {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "GROUP_RANK": "0"} | MET
     with pytest.raises(InputError, match=r"asks for 2 ranks .* and 8 were started"):
         place(execution(), started)
+
+
+def test_fsdp_on_cpus_needs_plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    started = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "GROUP_RANK": "0"} | MET
+    for name, value in started.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("K3ABLATE_KERNELS", "kda=torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with (
+        pytest.raises(InputError, match="'fsdp' does not go together with the numba kernels of CPUs"),
+        meeting(execution("fsdp")),
+    ):
+        raise AssertionError("nobody to meet")
