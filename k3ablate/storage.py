@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
+from uuid import uuid4
 
 ROOT_VARIABLE = "K3ABLATE_RUNS"
+TEMPORARY = ".tmp"  # ends the names of files that are being written, or were when their process died
 PROBE_BYTES = 64 * 1024  # a full disk may still take a few bytes
 
 # What a full or closed disk says; the person who chose the folder can mend it, no run is to blame.
@@ -48,7 +50,7 @@ def problem(error: BaseException) -> str | None:
 def require_writable(root: Path) -> None:
     """Create `root` and write a probe in it, so that a full or read-only disk shows before the first run (OSError)."""
     root.mkdir(parents=True, exist_ok=True)
-    probe = root / f".probe.{os.getpid()}"
+    probe = root / f".probe.{_own()}"
     write_atomic(probe, "0" * PROBE_BYTES)
     probe.unlink()
 
@@ -61,7 +63,7 @@ def write_atomic(path: Path, content: str | bytes) -> None:
 
 def replace_file(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Give `path` new content in one step: a reader, or a crash, meets the old or the new. An OSError names `path`."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f"{path.name}.{_own()}{TEMPORARY}")
     try:
         with naming(path):
             with temporary.open("wb") as file:
@@ -96,7 +98,7 @@ def naming(path: Path) -> Iterator[None]:
 
 def server_time(folder: Path) -> float | None:
     """What time it is for the file system of `folder`, by a new file in it; None where none can be written."""
-    probe = folder / f".time.{os.getpid()}"
+    probe = folder / f".time.{_own()}"
     try:
         probe.touch(exist_ok=True)
         os.utime(probe)  # "now", which a file server reads off its own clock
@@ -120,6 +122,11 @@ def guarded(folder: Path, check: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         del _guards[folder]
+
+
+def _own() -> str:
+    """A part of a name that no other writer uses: processes of two machines may have one number."""
+    return uuid4().hex[:12]
 
 
 _guards: dict[Path, Callable[[], None]] = {}  # by process, like the right to write that they stand for

@@ -18,7 +18,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from k3ablate.config import InputError
 from k3ablate.model import ranks
-from k3ablate.storage import replace_file
+from k3ablate.storage import TEMPORARY, replace_file
 from k3ablate.training.callbacks import StepCallback
 from k3ablate.training.module import LanguageModule
 
@@ -46,6 +46,12 @@ def newest(folder: Path, digest: str) -> Path | None:
             raise InputError(f"{path}: belongs to run {owner}, this is run {digest}; move it out of this folder")
         return path
     return None
+
+
+def drop_unfinished(folder: Path) -> None:
+    """Delete what processes that died were writing; only for who holds the run."""
+    for path in folder.glob(f"*{TEMPORARY}"):
+        path.unlink()
 
 
 class AtomicCheckpoints(CheckpointIO):

@@ -54,7 +54,7 @@ from k3ablate.training.callbacks import (
     StopOnRequest,
     TimeLimit,
 )
-from k3ablate.training.checkpoints import AtomicCheckpoints, SaveCheckpoints, newest
+from k3ablate.training.checkpoints import AtomicCheckpoints, SaveCheckpoints, drop_unfinished, newest
 from k3ablate.training.clipping import ClipLogits
 from k3ablate.training.corpus import Corpus
 from k3ablate.training.data import StepBatches
@@ -141,6 +141,7 @@ class _Run:
     def _newest(self) -> Path | None:
         """The checkpoint to go on from; one process chooses, since a damaged one may look different to another."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
+        drop_unfinished(self.checkpoints)
         return newest(self.checkpoints, self.spec.digest())
 
     def _evaluated(self) -> RunRecord:

@@ -11,7 +11,7 @@ import torch
 from k3ablate.config import InputError
 from k3ablate.storage import replace_file
 from k3ablate.training import checkpoints
-from k3ablate.training.checkpoints import AtomicCheckpoints, newest
+from k3ablate.training.checkpoints import AtomicCheckpoints, drop_unfinished, newest
 
 
 def save(folder: Path, step: int, digest: str = "mine") -> Path:
@@ -26,6 +26,14 @@ def test_round_trip_leaves_one_file(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
     AtomicCheckpoints().remove_checkpoint(path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_dead_process_was_writing_goes(tmp_path: Path) -> None:
+    path = save(tmp_path, 3)
+    (tmp_path / "step-000000009.ckpt.0123.tmp").touch()
+    assert newest(tmp_path, "mine") == path
+    drop_unfinished(tmp_path)
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_the_newest_is_taken(tmp_path: Path) -> None:
