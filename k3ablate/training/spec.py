@@ -185,6 +185,11 @@ class Execution(Config):
                 f"execution.strategy: 'fsdp' cuts matrices over ranks, and {spec.training.optimizer.kind} works on "
                 "whole ones; write ddp, or an optimizer of kind adamw"
             )
+        if self.strategy == "fsdp" and spec.training.optimizer.qk_clip is not None:
+            raise InputError(
+                "execution.strategy: 'fsdp' cuts heads over ranks, and training.optimizer.qk_clip scales whole ones; "
+                "write ddp, or qk_clip: null"
+            )
         training, balancing = spec.training, spec.model.balancing
         if training.sequences_per_pass % self.num_ranks:
             raise InputError(

@@ -36,6 +36,7 @@ Path(sys.argv[2]).write_text(record.model_dump_json())
 """
 MUON = {"kind": "muon", "learning_rate": 0.01, "rest": {"learning_rate": 0.01}}
 CLIPPING = MUON | {"cut": "per_head", "qk_clip": {"threshold": 1e-3}}  # of logits that begin at 1e-2
+ADAMW_CLIPPING = {"kind": "adamw", "learning_rate": 0.01, "qk_clip": {}}
 LATENT = {
     "kind": "mla",
     "num_heads": 3,
@@ -306,6 +307,7 @@ def test_too_few_windows_for_all_ranks_are_refused(tiny_corpus: Corpus) -> None:
         (execution(num_nodes=2), {}, r"4 ranks \(num_devices 2 x num_nodes 2\) do not share the 2 sequences"),
         (execution(), {"model__balancing": {"kind": "quantile", "estimator": "exact"}}, "sees one process only"),
         (execution("fsdp"), {"training__optimizer": MUON}, "'fsdp' cuts matrices over ranks, and muon works on whole"),
+        (execution("fsdp"), {"training__optimizer": ADAMW_CLIPPING}, r"'fsdp' cuts heads.*write ddp, or qk_clip: null"),
     ],
 )
 def test_what_cannot_be_shared_is_refused_before_anything_starts(
