@@ -136,7 +136,7 @@ class VirtualCluster:
         try:
             variables = (process / "environ").read_bytes().split(b"\0")
             name = (process / "comm").read_text().strip()
-        except (FileNotFoundError, ProcessLookupError):
+        except OSError:  # it has ended, or is none of our business
             return False
         is_ours = f"SLURM_CONF={self.configuration}".encode() in variables
         return is_ours and name not in DAEMONS
