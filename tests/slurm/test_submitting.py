@@ -142,7 +142,7 @@ def test_a_controller_that_is_away_is_waited_for(place: Any, monkeypatch: pytest
     place.cluster.stop_daemon("slurmctld")
     tries: list[bool] = []
 
-    def starting_it_at_the_third() -> Iterator[bool]:
+    def starting_it_at_the_third(*_: object) -> Iterator[bool]:
         for number in range(4):
             if number == 2 and not any(tries):
                 place.cluster.start_controller()

@@ -22,6 +22,7 @@ PACKAGES = "munge slurmctld slurmd slurm-client"
 NODES = ("node1", "node2", "node3", "node4")
 MAX_ARRAY_SIZE = 21
 PATIENCE_SECONDS = 60.0
+GOODBYE_SECONDS = 15.0  # of a daemon; slurmctld has saved its state by then
 
 CONFIGURATION = """
 ClusterName=virtual
@@ -147,9 +148,13 @@ class VirtualCluster:
         if not file.exists():
             return
         process_id = int(file.read_text())
+        deadline = time.monotonic() + GOODBYE_SECONDS
         with suppress(ProcessLookupError):
             os.kill(process_id, number)
-        self.wait_for(f"the end of {name}", lambda: not _is_alive(process_id))
+        while _is_alive(process_id):
+            if time.monotonic() > deadline:  # now and then slurmctld waits for an answer that nobody gives any more
+                os.kill(process_id, signal.SIGKILL)
+            time.sleep(0.05)
         file.unlink(missing_ok=True)
 
     def stop(self) -> None:
