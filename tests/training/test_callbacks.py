@@ -10,6 +10,7 @@ import torch
 from torch import Generator
 
 from k3ablate.model.decoder import Decoder, initialise
+from k3ablate.training import callbacks
 from k3ablate.training.callbacks import (
     BalancingStep,
     Clock,
@@ -112,6 +113,18 @@ def test_balancing_moves_once_per_step_on_all_its_micro_batches(module: Language
         moved = [balancer.bias_E.abs().max().item() > 0 for balancer in balancers]
         assert moved == [index == 1] * 2
     assert [balancer.load_E.sum().item() for balancer in balancers] == [4 * 16 * 2] * 2
+
+
+def test_the_clock_keeps_every_code_that_took_part(module: LanguageModule, monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: dict[str, object] | None = None
+    for code in ("a", "a", "b", "b", "a"):
+        monkeypatch.setattr(callbacks, "versions", lambda code=code: {"code": code})
+        clock = Clock()
+        if saved is not None:
+            clock.load_state_dict(saved)
+        clock.on_train_start(Counting(), module)
+        saved = clock.state_dict()
+    assert clock.codes == ["a", "b", "a"]
 
 
 def test_the_clock_goes_on_from_a_checkpoint(module: LanguageModule) -> None:
