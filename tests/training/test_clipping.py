@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from torch import Generator, Tensor
 
 from k3ablate.kernels import dispatch
@@ -26,7 +27,8 @@ Spec = Callable[..., RunSpec]
 WIDTHS = {"query_rank": 6, "key_value_rank": 5, "head_width": 4, "position_width": 2, "value_width": 3}
 LATENT = {"kind": "mla", "num_heads": 3} | WIDTHS
 GATED = LATENT | {"kind": "gated_mla", "num_heads": 2}
-EVERY_STEP = Execution(log_every_steps=1)
+EVERY_STEP = Execution(log_every_steps=1, checkpoint_seconds=1e-9)
+PER_HEAD = {"kind": "muon", "learning_rate": 0.01, "cut": "per_head", "rest": {"learning_rate": 0.01}}
 
 
 def gaussian(*shape: int, seed: int = 0) -> Tensor:
@@ -198,3 +200,30 @@ def test_a_model_without_mla_trains_as_without_it(tiny_spec: Spec, tiny_corpus: 
     ]
     assert losses[0] == losses[1]
     assert "clipped_heads" not in lines(tmp_path / "0.001")[0]
+
+
+class Killed(Exception):  # noqa: N818
+    """Stands for a crash."""
+
+
+def test_a_resumed_run_clips_the_same(
+    tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Per-head Muon's momenta are in the checkpoint, and of clipping nothing has to be."""
+    spec = clipped(two_kinds(tiny_spec).replaced("training.optimizer", PER_HEAD), 0.5)
+    whole = train(spec, tmp_path / "whole", tiny_corpus, EVERY_STEP, NoTracking())
+    on_step = ClipLogits.on_step
+
+    def crash(callback: ClipLogits, trainer: Trainer, module: LanguageModule, step: int) -> None:
+        if step == 7:
+            raise Killed
+        on_step(callback, trainer, module, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ClipLogits, "on_step", crash)
+        with pytest.raises(Killed):
+            train(spec, tmp_path / "killed", tiny_corpus, EVERY_STEP, NoTracking())
+    resumed = train(spec, tmp_path / "killed", tiny_corpus, EVERY_STEP, NoTracking())
+    assert (resumed.num_resumes, resumed.evaluations) == (1, whole.evaluations)
+    for name in ("largest_logit", "clipped_heads"):
+        assert [line[name] for line in lines(tmp_path / "killed")] == [line[name] for line in lines(tmp_path / "whole")]
