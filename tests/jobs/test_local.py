@@ -2,6 +2,7 @@
 
 import io
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from types import ModuleType
 import pytest
 
 from k3ablate.config import InputError
+from k3ablate.jobs.attempts import Attempt, Cause, attempts, note_attempt
 from k3ablate.jobs.folders import RunFolder, State, prepare
 from k3ablate.jobs.leases import Held, held
 from k3ablate.jobs.local import run_grid
@@ -129,6 +131,17 @@ def test_a_worker_that_always_dies_is_given_up(fake_runs: ModuleType, launch, tm
     assert fake_runs.num_attempts(unlucky.path) == 3
     assert "training k2 s seed 1" in (unlucky.path / "failure.txt").read_text()
     assert held(unlucky.path) is Held.NO
+
+
+@pytest.mark.slow
+def test_deaths_are_counted_on_by_the_next_launcher(fake_runs: ModuleType, launch, tmp_path: Path) -> None:
+    unlucky = prepare(tmp_path, fake_runs.make_spec(1))
+    for _ in range(2):
+        note_attempt(unlucky.path, Attempt(cause=Cause.WORKER_DIED, num_steps=0))
+    records = launch(fake_runs.unlucky_dies, num_runs=2)
+    assert records[1].reason == "worker died with signal 9, 3 times"
+    assert fake_runs.num_attempts(unlucky.path) == 1
+    assert [attempt.host for attempt in attempts(unlucky.path)] == ["", "", platform.node()]
 
 
 @pytest.mark.slow
