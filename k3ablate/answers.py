@@ -7,7 +7,6 @@ computes a result.
 import dataclasses
 import json
 import math
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,25 +132,9 @@ class Problem:
     status: str
     reason: str
 
-
-@dataclass(frozen=True)
-class Standings:
-    """`status`: how many runs are in which state, by arm and size."""
-
-    experiment: str
-    counts: Mapping[str, Mapping[str, Mapping[str, int]]]  # arm -> size -> state -> runs
-    problems: Sequence[Problem]
-
     def text(self) -> str:
-        """A table of arms by sizes, the totals, and the first line of every problem."""
-        sizes = list(dict.fromkeys(size for by_size in self.counts.values() for size in by_size))
-        rows = [(arm, *(_states(by_size.get(size, {})) for size in sizes)) for arm, by_size in self.counts.items()]
-        total = Counter[str]()
-        for by_size in self.counts.values():
-            for states in by_size.values():
-                total.update(states)
-        problems = [f"{problem.name} {problem.status}: {problem.reason}" for problem in self.problems]
-        return "\n".join([table(rows, ["arm", *sizes]), "", f"{self.experiment}: {_states(total)}", *problems])
+        """One line; what a terminal would take for commands is shown as question marks."""
+        return printable(f"{self.name} {self.status}: {self.reason}")
 
 
 @dataclass(frozen=True)
@@ -164,8 +147,8 @@ class Ran:
 
     def text(self) -> str:
         """The counts, and the reason of every run without a loss."""
-        problems = [f"{problem.name} {problem.status}: {problem.reason}" for problem in self.problems]
-        return "\n".join([f"{self.experiment}: {_states(self.counts)}", *problems])
+        problems = [problem.text() for problem in self.problems]
+        return "\n".join([f"{self.experiment}: {by_state(self.counts)}", *problems])
 
 
 @dataclass(frozen=True)
@@ -180,7 +163,7 @@ class Collected:
 
     def text(self) -> str:
         """How many rows there are, and where the table is."""
-        head = f"{self.experiment}: {self.num_rows} of {self.num_planned} rows have a record ({_states(self.counts)})"
+        head = f"{self.experiment}: {self.num_rows} of {self.num_planned} rows have a record ({by_state(self.counts)})"
         return "\n".join([head, *self.files])
 
 
@@ -201,8 +184,8 @@ class Synced:
 
     def text(self) -> str:
         """The counts, and what could not be sent."""
-        lines = [f"{self.experiment}: {_states(self.counts)}; store {self.store}"]
-        lines += [f"{problem.name} {problem.status}: {problem.reason}" for problem in self.problems]
+        lines = [f"{self.experiment}: {by_state(self.counts)}; store {self.store}"]
+        lines += [problem.text() for problem in self.problems]
         if self.failure is not None:
             lines.append(f"the store cannot be used ({self.failure}); the same command sends what is left")
         return "\n".join(lines)
@@ -329,8 +312,14 @@ def hours(value: float) -> str:
     return f"{value * 60:.1f} minutes" if value < 1.5 else f"{value:,.1f} hours"
 
 
-def _states(counts: Mapping[str, int]) -> str:
+def by_state(counts: Mapping[str, int]) -> str:
+    """'3 finished, 1 running', or 'nothing'."""
     return ", ".join(f"{count} {state}" for state, count in counts.items() if count) or "nothing"
+
+
+def printable(text: str) -> str:
+    """Without control characters, which reasons and names from elsewhere may hold."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _shown(value: Tree) -> str:

@@ -119,6 +119,10 @@ CollectFrom = Annotated[Literal["folders", "mlflow"], Parameter(name="--from", h
 StoreUri = Annotated[str | None, Parameter(help="MLflow store; default: MLFLOW_TRACKING_URI, or the one beside runs.")]
 Cluster = Annotated[str, Parameter(help="A cluster recipe: a file, or the name of one in recipes/cluster.")]
 DryRun = Annotated[bool, Parameter(name="--dry-run", negative="", help="Print the scripts; write and submit nothing.")]
+Watch = Annotated[bool, Parameter(negative="", help="Look again and again until every run has ended.")]
+Every = Annotated[float, Parameter(help="Seconds between two looks of --watch.")]
+OnlyArm = Annotated[str | None, Parameter(name="--arm", help="Only runs of this arm.")]
+OnlySize = Annotated[str | None, Parameter(name="--size", help="Only runs of this size.")]
 Workers = Annotated[int | None, Parameter(help="Worker processes, one run each at a time; default: one per core.")]
 
 
@@ -180,11 +184,41 @@ def work(packs: Path) -> int:
 
 
 @app.command
-def status(experiment: str, *, json: Json = False) -> int:
-    """States of the runs by arm and size."""
-    from k3ablate import verbs
+def status(experiment: str, *, watch: Watch = False, every: Every = 10.0, json: Json = False) -> int:
+    """States of the runs by arm and size, their pace, the expected end, and the first line of every failure.
 
-    return _show(verbs.status(experiment, _root()), json)
+    With --watch until every run has ended; Ctrl-C ends that with code 3, so that `&&` goes on only after the runs.
+    """
+    from k3ablate import standings
+    from k3ablate.config import InputError
+
+    if watch and json:
+        raise InputError(
+            "status: --watch shows a table that changes, --json the numbers of one look; write one of them"
+        )
+    if not watch:
+        return _show(standings.status(experiment, _root()), json)
+    if not 1 <= every < float("inf"):
+        raise InputError(f"--every {every:g}: seconds between two looks; write 1 or more")
+    from k3ablate import watching
+
+    return _show(watching.watch(experiment, _root(), every, watching.screen(sys.stdout)), as_json=False)
+
+
+@app.command
+def cancel(experiment: str, *, arm: OnlyArm = None, size: OnlySize = None, json: Json = False) -> int:
+    """End what Slurm has of it: queued runs leave the queue, running ones write a checkpoint; `submit` goes on."""
+    from k3ablate import interventions
+
+    return _show(interventions.cancel(experiment, _root(), arm, size, _say), json)
+
+
+@app.command
+def retry(experiment: str, *, json: Json = False) -> int:
+    """Open failed, lost and stale runs again: their attempts count anew, metrics and checkpoints stay."""
+    from k3ablate import interventions
+
+    return _show(interventions.retry(experiment, _root()), json)
 
 
 @app.command

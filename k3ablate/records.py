@@ -162,6 +162,11 @@ class Label:
     levels: Mapping[str, str]  # component -> level
     mismatch: float  # what the experiment matches (FLOPs per token if nothing), over the baseline's, minus 1
 
+    @property
+    def name(self) -> str:
+        """What people call the run."""
+        return f"{self.arm} {self.size} seed {self.seed}"
+
 
 def table(labels: Iterable[Label], records: Mapping[str, RunRecord]) -> pandas.DataFrame:
     """One row per label whose digest has a record, with COLUMNS, the other validation sets and the levels."""

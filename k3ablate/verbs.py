@@ -21,7 +21,6 @@ from k3ablate.answers import (
     PlannedRow,
     Problem,
     Ran,
-    Standings,
 )
 from k3ablate.config import InputError, located, parse, read_yaml
 from k3ablate.experiment import Experiment, arm_differences, load
@@ -141,20 +140,7 @@ def run(name: str, root: Path, num_workers: int, reporter: Reporter) -> Ran:
         warm_up()
         prepare_tracking(root, experiment, rows)
     records = local.run_grid(rows, root, experiment.execution, num_workers, reporter)
-    return Ran(experiment.name, Counter(str(record.status) for record in records.values()), _problems(rows, records))
-
-
-def status(name: str, root: Path) -> Standings:
-    """States by arm and size; a row whose corpus is not built waits."""
-    experiment = load(experiment_path(name))
-    rows = plan_from_known_corpora(experiment, root).rows
-    records = folders.records(root, digests(rows))
-    states = folders.states(root, digests(rows), records)
-    counts: dict[str, dict[str, Counter[str]]] = {}
-    for row in rows:
-        state = states.get(row.label.digest, State.WAITING)
-        counts.setdefault(row.label.arm, {}).setdefault(row.label.size, Counter())[str(state)] += 1
-    return Standings(experiment.name, counts, _problems(rows, records))
+    return Ran(experiment.name, Counter(str(record.status) for record in records.values()), problems(rows, records))
 
 
 def cell(name: str, root: Path) -> list[Path]:
@@ -225,6 +211,17 @@ def digests(rows: Iterable[PlanRow]) -> list[str]:
     return list(dict.fromkeys(row.label.digest for row in rows if row.spec is not None))
 
 
+def problems(rows: Iterable[PlanRow], records: Mapping[str, RunRecord]) -> list[Problem]:
+    """Every run that ended without a loss, once, under its first name."""
+    found: dict[str, Problem] = {}
+    for row in rows:
+        record = records.get(row.label.digest)
+        if record is not None and record.status is not Status.FINISHED:
+            reason = record.reason.splitlines()[0]
+            found.setdefault(record.digest, Problem(row.label.name, str(record.status), reason))
+    return list(found.values())
+
+
 def _planned_row(row: PlanRow, state: State) -> PlannedRow:
     label, counts = row.label, row.counts
     return PlannedRow(
@@ -283,18 +280,6 @@ def _throughput(records: Iterable[RunRecord]) -> tuple[float, str]:
         return ASSUMED_FLOPS_PER_SECOND, "assumed; nothing has been measured here yet"
     rate = sum(record.flops for record in timed) / sum(record.wall_seconds for record in timed)
     return rate, f"measured on {len(timed)} runs"
-
-
-def _problems(rows: Iterable[PlanRow], records: Mapping[str, RunRecord]) -> list[Problem]:
-    """Every run that ended without a loss, once, under its first name."""
-    found: dict[str, Problem] = {}
-    for row in rows:
-        record = records.get(row.label.digest)
-        if record is not None and record.status is not Status.FINISHED:
-            name = f"{row.label.arm} {row.label.size} seed {row.label.seed}"
-            reason = record.reason.splitlines()[0]
-            found.setdefault(record.digest, Problem(name, str(record.status), reason))
-    return list(found.values())
 
 
 def _parts(name: str) -> tuple[str, str, str]:

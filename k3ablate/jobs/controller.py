@@ -9,8 +9,9 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 
 from k3ablate.config import InputError
@@ -82,10 +83,13 @@ def limits() -> Limits:
     return Limits(max_array_size=int(found["MaxArraySize"]), max_jobs=int(found["MaxJobCount"]))
 
 
-def queue() -> list[QueuedTask]:
-    """Every task that the controller knows and shows, of everybody, ended ones included: one question."""
-    text = _ask("squeue", "--noheader", "--array", "--all", "--states=all", "--format=%i|%T|%k")
-    return [_queued(line) for line in text.splitlines() if line]
+def queue(pauses: Sequence[float] | None = None) -> list[QueuedTask]:
+    """Every task that the controller knows and shows, of everybody, ended ones included: one question.
+
+    Unreachable after one try more than there are `pauses` (seconds; None: PAUSES).
+    """
+    asked = ("squeue", "--noheader", "--array", "--all", "--states=all", "--format=%i|%T|%k")
+    return [task for line in _ask(*asked, pauses=pauses).splitlines() if (task := _queued(line))]
 
 
 def facts(task: str) -> TaskFacts | None:
@@ -136,6 +140,29 @@ def requeue(task: str) -> bool:
     return True
 
 
+def cancel(job: str, indices: Iterable[int]) -> None:
+    """End these tasks of the array `job`: waiting ones at once, running ones after a signal. Ended ones stay as are."""
+    _ask("scancel", "--quiet", f"{job}_[{written_indices(indices)}]")
+
+
+def ask_once(*command: str) -> str:
+    """What one of Slurm's commands prints, or Unreachable or Refused, at the first try."""
+    return _ask(*command, pauses=())
+
+
+def written_indices(indices: Iterable[int]) -> str:
+    """As Slurm writes them: '0-3,7'."""
+    ordered = enumerate(sorted(set(indices)))
+    rows = [[index for _, index in row] for _, row in groupby(ordered, lambda item: item[1] - item[0])]
+    return ",".join(f"{row[0]}-{row[-1]}" if len(row) > 1 else f"{row[0]}" for row in rows)
+
+
+def read_indices(text: str) -> set[int]:
+    """What `written_indices` wrote; ValueError for anything else."""
+    ends = [part.partition("-")[::2] for part in text.split(",")]
+    return {index for first, last in ends for index in range(int(first), int(last or first) + 1)}
+
+
 def _seconds(duration: str) -> int | None:
     """Slurm's [days-]hours:minutes:seconds; None for words like UNLIMITED."""
     match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", duration)
@@ -145,15 +172,18 @@ def _seconds(duration: str) -> int | None:
     return ((24 * days + hours) * 60 + minutes) * 60 + seconds
 
 
-def _queued(line: str) -> QueuedTask:
-    name, state, comment = line.split("|", maxsplit=2)
-    job, _, index = name.partition("_")
+def _queued(line: str) -> QueuedTask | None:
+    """None for what no task of ours begins with: a line break in somebody's comment makes lines of its own."""
+    match = re.fullmatch(r"(\d+)(?:_(\S+))?\|([A-Z_]+)\|(.*)", line)
+    if match is None:
+        return None
+    job, index, state, comment = match.groups("")
     return QueuedTask(job, int(index) if index.isdigit() else None, state, comment)
 
 
-def _ask(*command: str) -> str:
+def _ask(*command: str, pauses: Sequence[float] | None = None) -> str:
     """What `command` prints. Unreachable after several tries, Refused at once."""
-    for pause_is_over in _tries():
+    for pause_is_over in _tries(pauses):
         try:
             return _once(command)
         except Unreachable:
@@ -162,12 +192,13 @@ def _ask(*command: str) -> str:
     raise AssertionError("the last try returns or raises")
 
 
-def _tries() -> Iterator[bool]:
+def _tries(pauses: Sequence[float] | None = None) -> Iterator[bool]:
     """One item per try, after its pause: whether there will be another."""
-    yield bool(PAUSES)
-    for number, pause in enumerate(PAUSES, start=1):
+    pauses = PAUSES if pauses is None else pauses
+    yield bool(pauses)
+    for number, pause in enumerate(pauses, start=1):
         time.sleep(pause)
-        yield number < len(PAUSES)
+        yield number < len(pauses)
 
 
 def _once(command: Sequence[str]) -> str:

@@ -38,7 +38,7 @@ from k3ablate.records import (
     write_record,
     write_spec,
 )
-from k3ablate.storage import server_time, write_atomic
+from k3ablate.storage import TEMPORARY, server_time, write_atomic
 
 if TYPE_CHECKING:
     from k3ablate.training.spec import RunSpec
@@ -76,6 +76,7 @@ class Progress(NamedTuple):
 
     num_steps: int
     tokens: int
+    tokens_per_second: float = 0.0  # between its last two lines
 
 
 NO_PROGRESS = Progress(num_steps=0, tokens=0)
@@ -154,7 +155,8 @@ class RunFolder:
         for line in reversed(_tail(self.path / METRICS_FILE).splitlines()):
             try:
                 entry = json.loads(line)
-                return Progress(num_steps=int(entry["step"]) + 1, tokens=int(entry["tokens"]))
+                num_steps, tokens = int(entry["step"]) + 1, int(entry["tokens"])
+                return Progress(num_steps, tokens, float(entry.get("tokens_per_second", 0.0)))
             except (ValueError, KeyError, TypeError):
                 continue
         return NO_PROGRESS
@@ -169,7 +171,7 @@ class RunFolder:
         return leases.claimed(self.path)
 
     def _has_checkpoint(self) -> bool:
-        return any(not name.endswith(".tmp") for name in _names(self.path / CHECKPOINTS_FOLDER))
+        return any(not name.endswith(TEMPORARY) for name in _names(self.path / CHECKPOINTS_FOLDER))
 
 
 def corpora_folder(root: Path) -> Path:

@@ -139,7 +139,7 @@ def _jobs(rows: "Sequence[PlanRow]", root: Path) -> list[Job]:
 def task_of(label: Label, folder: RunFolder) -> Task:
     """What a worker is told of the run in `folder`."""
     tags = {"experiment": label.experiment, "arm": label.arm, "size": label.size, "seed": str(label.seed)}
-    return Task(folder, f"{label.arm} {label.size} seed {label.seed}", tags)
+    return Task(folder, label.name, tags)
 
 
 @dataclass(eq=False)

@@ -1,7 +1,7 @@
 """What was submitted? One folder per array, written before Slurm sees it, and the ids under which Slurm knows it.
 
     <root>/jobs/lock
-    <root>/jobs/<experiment>/<number>/   packs.json job.sh logs/ jobs/<id of a job of Slurm's>
+    <root>/jobs/<experiment>/<number>/   packs.json job.sh logs/ jobs/<id of a job of Slurm's> closed.txt
 
 A task is known by its job's id, or by the comment, which is the folder: a launcher that died between handing an array
 in and noting its id submits nothing twice. What a task has reached is in the runs' own folders (`folders`).
@@ -9,18 +9,22 @@ in and noting its id submits nothing twice. What a task has reached is in the ru
 
 import fcntl
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from k3ablate.jobs.controller import QueuedTask
+from k3ablate.jobs.controller import QueuedTask, read_indices
 from k3ablate.jobs.packs import Pack, PackFile, read_pack_file
-from k3ablate.storage import write_atomic
+from k3ablate.storage import append_line, write_atomic
 
 JOBS_FOLDER = "jobs"
 PACKS_FILE = "packs.json"
 SCRIPT_FILE = "job.sh"
+CLOSED_FILE = "closed.txt"
+
+TaskName = tuple[str, int]  # an array's id, and an index in it
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,11 @@ class Submission:
         return str(self.folder)
 
     @property
+    def experiment(self) -> str:
+        """For which it was made."""
+        return self.folder.parent.name
+
+    @property
     def root(self) -> Path:
         """The folder of runs."""
         return self.folder.parent.parent.parent
@@ -64,6 +73,25 @@ class Submission:
         """The ids that were noted."""
         folder = self.folder / JOBS_FOLDER
         return {path.name for path in folder.iterdir() if path.name.isdigit()} if folder.is_dir() else set()
+
+    def noted_tasks(self) -> set[TaskName]:
+        """The tasks of those jobs."""
+        return {(job, index) for job in self.jobs() for index in _read_array(self.folder / JOBS_FOLDER / job)}
+
+    def close(self, tasks: Iterable[TaskName]) -> None:
+        """A person has ended these tasks, or knows that they are lost: their runs need no explanation any more."""
+        append_line(self.folder / CLOSED_FILE, " ".join(f"{job}_{index}" for job, index in sorted(tasks)))
+
+    def closed(self) -> set[TaskName]:
+        """Those of which that was said."""
+        path = self.folder / CLOSED_FILE
+        found = re.findall(r"\b(\d+)_(\d+)\b", path.read_text()) if path.exists() else []
+        return {(job, int(index)) for job, index in found}
+
+    def log(self, task: TaskName) -> Path:
+        """What this task printed, if it ever started."""
+        job, index = task
+        return self.folder / "logs" / f"{job}_{index}_0_log.out"
 
     def packs(self) -> tuple[Pack, ...]:
         """By index of their task; InputError for a damaged file."""
@@ -119,3 +147,11 @@ def _queued_of(submission: Submission, live: Iterable[QueuedTask]) -> Iterator[s
     for index, pack in enumerate(submission.packs()):
         if index in indices:
             yield from (run.digest for run in pack)
+
+
+def _read_array(path: Path) -> set[int]:
+    """Empty for a note that a full disk cut off."""
+    try:
+        return read_indices(path.read_text().strip())
+    except ValueError:
+        return set()
