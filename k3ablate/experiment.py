@@ -19,7 +19,9 @@ from k3ablate.model.decoder import ModelConfig
 from k3ablate.model.sizes import Matching, Name, Size
 from k3ablate.records import COLUMNS
 from k3ablate.references import resolved
+from k3ablate.search import Scalar, Tuning, check_space
 from k3ablate.training.spec import DataRecipe, Execution, Seed, TrainingConfig
+from k3ablate.tuned import LAWS, TunedValues
 
 # Where each component of the mission lives; any other component states its own paths.
 COMPONENT_PATHS: dict[str, tuple[str, ...]] = {
@@ -143,6 +145,8 @@ class Experiment(Config):
     budgets: tuple[Budget, ...] = Field(min_length=1)
     seeds: tuple[Seed, ...] = Field(min_length=1)
     replicate_seeds: tuple[Seed, ...] = ()  # the baseline again under another name: the A/A arm
+    tuning: Tuning | None = None  # what `tune` does with the arms
+    tuned: TunedValues | None = None  # values that arms get, instead of what the baseline says
     execution: Execution = Execution()
 
     @model_validator(mode="after")
@@ -170,6 +174,7 @@ class Experiment(Config):
         _check_names(arms)
         for arm in arms:
             check_arm(self, arm)
+        _check_tuning(self, arms)
         return self
 
     def paths(self, component: str) -> tuple[str, ...]:
@@ -212,14 +217,26 @@ def make_arms(experiment: Experiment) -> tuple[Arm, ...]:
     return (*found.values(), *([replicate] if experiment.replicate_seeds else []))
 
 
-def setting(experiment: Experiment, arm: Arm) -> Setting:
-    """The baseline with the arm's levels written over it."""
+def setting(experiment: Experiment, arm: Arm, values: Mapping[str, Scalar] | None = None) -> Setting:
+    """The baseline with the arm's levels written over it, and then `values` by their dotted paths."""
     tree: Mapping[str, Tree] = experiment.baseline.tree()
     where = f"arm {arm.name}"
     for component, level in arm.levels.items():
         for path, value in experiment.components[component].levels[level].items():
             tree = override(tree, path, value, source=f"{where}, components.{component}.levels.{level}")
+    for path, tuned in (values or {}).items():
+        tree = override(tree, path, tuned, source=f"{where}, tuned value")
     return parse(Setting, tree, source=where)
+
+
+def point_name(experiment: Experiment, size: Size, budget: Budget) -> str:
+    """A point on the curve: the size, with the budget where an experiment has several."""
+    return size.name if len(experiment.budgets) == 1 else f"{size.name}@{budget.name}"
+
+
+def distinct_arms(experiment: Experiment) -> tuple[Arm, ...]:
+    """The arms without the baseline's twin."""
+    return tuple(arm for arm in make_arms(experiment) if arm.name != experiment.names.replicate)
 
 
 def arm_differences(experiment: Experiment) -> dict[str, list[Difference]]:
@@ -260,6 +277,28 @@ def _check_components(experiment: Experiment) -> None:
                         "give each `paths:` of its own, or make them levels of one component"
                     )
         owners |= dict.fromkeys(experiment.paths(component), component)
+
+
+def _check_tuning(experiment: Experiment, arms: tuple[Arm, ...]) -> None:
+    """Refuse a space that an arm does not take, and one that undoes what an arm changes."""
+    tuning = experiment.tuning
+    if tuning is None:
+        return
+    names = [point_name(experiment, size, budget) for size in experiment.sizes for budget in experiment.budgets]
+    for name in tuning.sizes:
+        if name not in names:
+            raise ValueError(f"tuning.sizes: no size {name!r}; write some of {', '.join(names)}")
+    if any(arm.name == LAWS for arm in arms):
+        raise ValueError(f"arms: {LAWS} is the file beside the tuned arms; write another name")
+    trees = {arm.name: setting(experiment, arm).tree() for arm in arms}
+    check_space(tuning, trees, lambda tree, source: parse(Setting, tree, source=source))
+    for name, tree in trees.items():
+        changed = [difference.path for difference in differences(experiment.baseline.tree(), tree)]
+        if changed and all(_below(path, tuple(tuning.space)) for path in changed):
+            raise ValueError(
+                f"tuning.space: {', '.join(changed)} is all that arm {name} changes, and tuning would undo it; take it "
+                "out of the space, or drop the arm"
+            )
 
 
 def _check_names(arms: tuple[Arm, ...]) -> None:

@@ -8,14 +8,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from k3ablate.config import InputError, digest
-from k3ablate.experiment import Arm, Budget, Experiment, Flops, Setting, Tokens, make_arms, setting
+from k3ablate.experiment import Arm, Budget, Experiment, Flops, Setting, Tokens, make_arms, point_name, setting
 from k3ablate.model.counting import Counts, count
 from k3ablate.model.decoder import ModelConfig
 from k3ablate.model.sizes import Size, matched, quantity, scaled
 from k3ablate.records import Label
 from k3ablate.training.spec import DataRecipe, RunSpec
+from k3ablate.tuned import Taken
 
 UNBUILT = ""  # digest of a row whose corpus has not been built yet
+NOT_TUNED = Taken({}, {})
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,19 @@ class PlanRow:
     counts: Counts
     tokens: int  # budget, rounded up to whole optimizer steps
     flops: float  # training FLOPs
+    tuned: Taken = NOT_TUNED  # values that tuning found, and where
+
+
+@dataclass(frozen=True)
+class Point:
+    """A place on the ladder, a size and a budget, with the baseline there, which all arms are matched to."""
+
+    name: str
+    size: Size
+    budget: Budget
+    model: ModelConfig  # of the baseline
+    counts: Counts
+    flops: float  # of the baseline's training
 
 
 @dataclass(frozen=True)
@@ -48,44 +63,59 @@ def expand(experiment: Experiment, corpora: Callable[[DataRecipe], str | None]) 
     digests = {recipe: corpora(recipe) for recipe in data_recipes(experiment)}
     rows = [
         row
-        for baseline in (_baseline(experiment, size) for size in experiment.sizes)
+        for at_size in (_points_of(experiment, size) for size in experiment.sizes)
         for arm, chosen in arms
-        for budget in experiment.budgets
-        for row in _rows(experiment, arm, chosen, baseline, budget, digests[chosen.data])
+        for point in at_size
+        for row in rows_at(
+            experiment, arm, *_at_own_values(experiment, arm, chosen, point), point, digests[chosen.data]
+        )
     ]
     _check_distinct(rows)
     return Plan(experiment.name, tuple(rows))
 
 
-@dataclass(frozen=True)
-class _Baseline:
-    """The baseline at one size, which all arms are matched to."""
-
-    size: Size
-    model: ModelConfig
-    counts: Counts
+def points(experiment: Experiment) -> tuple[Point, ...]:
+    """The ladder, small sizes first, each with every budget."""
+    return tuple(point for size in experiment.sizes for point in _points_of(experiment, size))
 
 
-def _baseline(experiment: Experiment, size: Size) -> _Baseline:
-    model = scaled(experiment.baseline.model, size, experiment.baseline.data.vocabulary_size)
-    return _Baseline(size, model, count(model, experiment.baseline.training.context))
-
-
-def _rows(
-    experiment: Experiment, arm: Arm, chosen: Setting, baseline: _Baseline, budget: Budget, corpus: str | None
+def rows_at(
+    experiment: Experiment, arm: Arm, chosen: Setting, tuned: Taken, point: Point, corpus: str | None
 ) -> list[PlanRow]:
-    """The seeds of one arm at one size and budget."""
-    model = _arm_model(experiment, chosen, baseline)
+    """The seeds of one arm at one place; `chosen` is the arm with its tuned values in it."""
+    model = _arm_model(experiment, chosen, point)
     counts = count(model, chosen.training.context)
-    tokens = _whole_steps(_tokens(budget, counts, baseline.counts), chosen.training.tokens_per_step)
+    tokens = _whole_steps(_tokens(point.budget, counts, point.counts), chosen.training.tokens_per_step)
     flops = counts.training_flops(tokens)
-    mismatch = quantity(counts, experiment.match) / quantity(baseline.counts, experiment.match) - 1
-    size = _size_name(experiment, baseline.size, budget)
+    mismatch = quantity(counts, experiment.match) / quantity(point.counts, experiment.match) - 1
     rows = []
     for seed, spec, name in _specs(arm, chosen, model, tokens, corpus):
-        label = Label(experiment.name, arm.name, size, seed, name, arm.levels, mismatch)
-        rows.append(PlanRow(label, spec, counts, tokens, flops))
+        label = Label(experiment.name, arm.name, point.name, seed, name, arm.levels, mismatch)
+        rows.append(PlanRow(label, spec, counts, tokens, flops, tuned))
     return rows
+
+
+def _points_of(experiment: Experiment, size: Size) -> list[Point]:
+    """The budgets of one size."""
+    baseline = experiment.baseline
+    model = scaled(baseline.model, size, baseline.data.vocabulary_size)
+    counts = count(model, baseline.training.context)
+    found = []
+    for budget in experiment.budgets:
+        tokens = _whole_steps(_tokens(budget, counts, counts), baseline.training.tokens_per_step)
+        name = point_name(experiment, size, budget)
+        found.append(Point(name, size, budget, model, counts, counts.training_flops(tokens)))
+    return found
+
+
+def _at_own_values(experiment: Experiment, arm: Arm, chosen: Setting, point: Point) -> tuple[Setting, Taken]:
+    """The arm at the values that were tuned for it, if the experiment takes any; the baseline's twin has its own."""
+    if experiment.tuned is None:
+        return chosen, NOT_TUNED
+    names = experiment.names
+    is_baseline = arm.name == names.replicate or experiment.tuned.arms == "baseline"
+    taken = experiment.tuned.at(names.baseline if is_baseline else arm.name, point.name, point.flops)
+    return setting(experiment, arm, taken.values), taken
 
 
 def _specs(
@@ -103,18 +133,13 @@ def _specs(
         yield seed, first.model_copy(update={"seed": seed}), digest(tree | {"seed": seed})
 
 
-def _size_name(experiment: Experiment, size: Size, budget: Budget) -> str:
-    """A point on the curve: the size, with the budget where an experiment has several."""
-    return size.name if len(experiment.budgets) == 1 else f"{size.name}@{budget.name}"
-
-
-def _arm_model(experiment: Experiment, chosen: Setting, baseline: _Baseline) -> ModelConfig:
+def _arm_model(experiment: Experiment, chosen: Setting, point: Point) -> ModelConfig:
     """The arm at the width where it costs what the baseline costs; the baseline's own shape is never touched."""
     vocabulary_size = chosen.data.vocabulary_size
-    if chosen.model == experiment.baseline.model and vocabulary_size == baseline.model.vocabulary_size:
-        return baseline.model
+    if chosen.model == experiment.baseline.model and vocabulary_size == point.model.vocabulary_size:
+        return point.model
     context = chosen.training.context
-    return matched(chosen.model, baseline.size, vocabulary_size, baseline.model, experiment.match, context)
+    return matched(chosen.model, point.size, vocabulary_size, point.model, experiment.match, context)
 
 
 def _tokens(budget: Budget, counts: Counts, goal: Counts) -> int:

@@ -12,6 +12,7 @@ from k3ablate.table_files import TABLE_SUFFIXES
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 EXPERIMENTS = Path("experiments")
+TUNED = Path("recipes") / "tuned"
 EXPERIMENT_SUFFIXES = (".yaml", ".yml")
 
 
@@ -40,6 +41,15 @@ def experiment_path(name_or_path: str) -> Path:
             f"{path}: no such file; name an experiment by its YAML file, or one of {_known(EXPERIMENTS)} by its name"
         )
     return path
+
+
+def tuned_recipes(experiment: str) -> dict[str, Tree]:
+    """The trees in `recipes/tuned/<experiment>/` by the names of their files; InputError where nothing is tuned."""
+    folders = [place / experiment for place in _places(TUNED)]
+    found = next((paths for folder in folders if (paths := sorted(folder.glob("*.yaml")))), [])
+    if not found:
+        raise InputError(f"{TUNED}/{experiment}: nothing is tuned there; `k3ablate tune {experiment}` does that")
+    return {path.stem: read_yaml(path) for path in found}
 
 
 def published_path(model: str) -> Path | None:

@@ -1,12 +1,13 @@
-"""What do the names in an experiment file stand for? Recipes under the baseline and sizes, and `from:` in levels.
+"""What do the names in an experiment file stand for? Recipes under the baseline, sizes and `tuned`, `from:` in levels.
 
 The tree that comes out names no recipe any more; whether it is an experiment is decided in `experiment`.
 """
 
 from collections.abc import Callable, Mapping
 
+from k3ablate import tuned
 from k3ablate.config import InputError, Tree, located, override
-from k3ablate.recipes import recipe
+from k3ablate.recipes import recipe, tuned_recipes
 
 RECIPE_KINDS = ("model", "data", "training")
 
@@ -28,6 +29,9 @@ def resolved(tree: Mapping[str, Tree], source: str, complete: Complete) -> dict[
     if isinstance(tree.get("sizes"), str):
         with located(f"{source}: sizes"):
             changed["sizes"] = recipe("sizes", tree["sizes"])
+    if tree.get("tuned") is not None:
+        with located(f"{source}: tuned"):
+            changed["tuned"] = tuned.resolved(tree["tuned"], tuned_recipes)
     if isinstance(tree.get("components"), Mapping):
         changed["components"] = {
             name: _component(component, f"{source}: components.{name}")
