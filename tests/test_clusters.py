@@ -1,0 +1,107 @@
+"""The verb `submit` from the outside, with a Slurm that only answers (a real one: tests/slurm)."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from k3ablate import cli
+from k3ablate.jobs import controller
+from k3ablate.jobs.controller import Limits, Refused
+
+EXPERIMENT = """
+name: tiny
+question: What is handed to Slurm?
+expected: two runs
+stopping: none
+exclusion: none
+baseline:
+  model: kimi-k2
+  data: {source: {kind: files, format: text, train: [train.txt], validation: [validation.txt]}}
+  training: cpu
+  set: {training.context: 32, training.batch_size: 4, training.validation_tokens: 512}
+components:
+  rate: {paths: [training.optimizer.learning_rate], levels: {k2: {}, low: {training.optimizer.learning_rate: 1.0e-4}}}
+design: list
+arms: [{name: low, levels: {rate: low}}]
+names: {baseline: k2}
+sizes: [{name: xs, width: 24, num_layers: 2, head_width: 8, num_active: 2}]
+budgets: [{kind: tokens_per_parameter, ratio: 1}]
+seeds: [0]
+execution: {num_threads: 2}
+"""
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with an experiment, its text, cluster recipes, and a Slurm that takes everything."""
+    text = " ".join(f"{first}{second}" for first in "abcdefgh" for second in "aeiou") * 300
+    (tmp_path / "train.txt").write_text(text)
+    (tmp_path / "validation.txt").write_text(text[1001:9001])
+    (tmp_path / "tiny.yaml").write_text(EXPERIMENT)
+    (tmp_path / "here.yaml").write_text("{minutes: 10, cpus: 2, runs_per_job: 2}")
+    (tmp_path / "narrow.yaml").write_text("{minutes: 10}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("K3ABLATE_RUNS", "runs")
+    monkeypatch.setattr(controller, "limits", lambda: Limits(max_array_size=10, max_jobs=10))
+    monkeypatch.setattr(controller, "queue", list)
+    monkeypatch.setattr(controller, "submit", lambda *_: "11")
+    return tmp_path
+
+
+def code_of(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*arguments])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code
+
+
+@pytest.mark.parametrize(
+    ("cluster", "message"),
+    [
+        ("nowhere", "recipes/cluster/nowhere.yaml: no such cluster recipe; write one of h200, local"),
+        ("narrow.yaml", "narrow.yaml: cpus: found 1, but by the experiment's `execution` a run takes 2"),
+    ],
+)
+def test_a_cluster_that_does_not_fit_is_refused(
+    place: Path, capsys: pytest.CaptureFixture[str], cluster: str, message: str
+) -> None:
+    assert code_of("submit", "tiny.yaml", "--cluster", cluster) == cli.WRONG_INPUT
+    assert message in capsys.readouterr().err
+    assert not (place / "runs").exists()
+
+
+def test_a_dry_run_shows_the_text_that_is_submitted_and_writes_nothing(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("submit", "tiny.yaml", "--cluster", "here.yaml")
+    assert code_of(*arguments, "--dry-run") == cli.WRONG_INPUT
+    assert "tiny: its corpus is not built yet" in capsys.readouterr().err
+    assert not (place / "runs").exists()
+
+    assert code_of(*arguments, "--json") == cli.DONE
+    answer = json.loads(capsys.readouterr().out)
+    (array,) = answer["arrays"]
+    assert (array["job"], array["num_tasks"], array["num_runs"]) == ("11", 1, 2)
+    written = Path(array["folder"]) / "job.sh"
+    assert written.read_text() == array["script"]
+
+    before = sorted(place.rglob("*"))
+    assert code_of(*arguments, "--dry-run") == cli.DONE
+    assert sorted(place.rglob("*")) == before
+    shown = capsys.readouterr().out
+    assert shown.rstrip("\n") == written.read_text().replace("/0001/", "/0002/").replace("/0001\n", "/0002\n").rstrip()
+
+
+def test_what_is_refused_is_named_and_the_work_has_failed(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> str:
+        raise Refused("sbatch: error: invalid partition")
+
+    monkeypatch.setattr(controller, "submit", refuse)
+    assert code_of("submit", "tiny.yaml", "--cluster", "here.yaml") == cli.FAILED
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "tiny: 0 submitted, 0 queued before, 0 done"
+    assert lines[1].startswith("2 not submitted (")
+    assert lines[1].endswith("): sbatch: error: invalid partition")
