@@ -110,12 +110,16 @@ def _require_kernels(execution: Execution) -> None:
 
 
 def strategy(execution: Execution) -> Strategy | str:
-    """What a Trainer takes for it."""
+    """What a Trainer takes for it.
+
+    DDP changes the order of its sums after the first step of a process, unless it looks for unused parameters; from
+    three ranks on, an order is a rounding, and a run that goes on has to end with the bits of one that was whole.
+    """
     if execution.strategy == "single":
         return "auto"
     if execution.strategy == "fsdp":
         return Sharded(execution.num_ranks)
-    return DDPStrategy(gradient_as_bucket_view=True)
+    return DDPStrategy(gradient_as_bucket_view=True, find_unused_parameters=execution.num_ranks > 2)
 
 
 class Ranks(ClusterEnvironment):

@@ -67,9 +67,13 @@ from k3ablate.training.sources import TRAIN_SET
 from k3ablate.training.spec import Execution, RunSpec
 from k3ablate.training.stopping import Stopped
 
-# What Lightning says although nothing is wrong: Slurm's own launcher is not used on purpose, and Lightning 2.6 asks
-# torch 2.13 for a class by its old name.
-MEANT = (r".*`srun` command is available.*", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
+# What is said although nothing is wrong: Slurm's own launcher is not used on purpose, Lightning 2.6 asks torch 2.13 for
+# a class by its old name, and DDP looks for unused parameters for another reason (`parallel.strategy`).
+MEANT = (
+    r".*`srun` command is available.*",
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    r"(?s).*find_unused_parameters=True was specified in DDP constructor",
+)
 
 
 def train(spec: RunSpec, folder: Path, corpus: Corpus, execution: Execution, tracker: NoTracking) -> RunRecord:
