@@ -183,11 +183,11 @@ def _queued(line: str) -> QueuedTask | None:
 
 def _ask(*command: str, pauses: Sequence[float] | None = None) -> str:
     """What `command` prints. Unreachable after several tries, Refused at once."""
-    for pause_is_over in _tries(pauses):
+    for is_another_left in _tries(pauses):
         try:
             return _once(command)
         except Unreachable:
-            if not pause_is_over:
+            if not is_another_left:
                 raise
     raise AssertionError("the last try returns or raises")
 

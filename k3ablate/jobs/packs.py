@@ -60,7 +60,9 @@ def read_pack_file(path: Path) -> PackFile:
     except ValidationError as error:
         detail = error.errors()[0]
         place = ".".join(str(part) for part in detail["loc"])
-        raise InputError(f"{path}: damaged at {place or 'its start'} ({detail['msg']}); submit again") from None
+        raise InputError(
+            f"{path}: damaged at {place or 'its start'} ({detail['msg']}); delete its folder, submit again"
+        ) from None
 
 
 def chosen(packs: Sequence[Pack], task_id: str | None, source: str) -> Pack:

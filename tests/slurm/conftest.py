@@ -1,15 +1,12 @@
 """The one Slurm of the tests in this folder, and what they share."""
 
 import importlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-
-REQUIRING = ("CI", "K3ABLATE_REQUIRE_SLURM")
 
 
 @pytest.fixture(scope="session")
@@ -30,11 +27,7 @@ def fake_runs(_search_path: None) -> ModuleType:
 def cluster(_search_path: None) -> Iterator[Any]:
     """A real Slurm, `virtual_cluster.VirtualCluster`; skips with the reason where there can be none."""
     virtual_cluster = importlib.import_module("virtual_cluster")
-    reason = virtual_cluster.missing()
-    if reason is not None:
-        required = [name for name in REQUIRING if os.environ.get(name, "") not in ("", "0")]
-        assert not required, f"{required[0]} is set, so the tests marked slurm must run: {reason}"
-        pytest.skip(reason)
+    virtual_cluster.skip_without(virtual_cluster.missing())
     started = virtual_cluster.VirtualCluster()
     try:
         started.start()

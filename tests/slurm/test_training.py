@@ -34,7 +34,7 @@ design: list
 arms: [{name: low, levels: {rate: low}}]
 names: {baseline: k2}
 sizes: [{name: xs, width: 24, num_layers: 2, head_width: 8, num_active: 2}]
-budgets: [{kind: tokens_per_parameter, ratio: 2}]
+budgets: [{kind: tokens_per_parameter, ratio: 1}]
 seeds: [0]
 execution: {checkpoint_seconds: 0.1, log_every_steps: 1}
 """

@@ -16,13 +16,16 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import pytest
+
 DAEMONS = ("munged", "slurmctld", "slurmd")
 CLIENTS = ("sbatch", "srun", "scontrol", "squeue", "scancel", "sinfo", "munge")
+REQUIRING = ("CI", "K3ABLATE_REQUIRE_SLURM")  # set to anything but 0: a skipped test is a failure
 PACKAGES = "munge slurmctld slurmd slurm-client"
 NODES = ("node1", "node2", "node3", "node4")
 MAX_ARRAY_SIZE = 21
 PATIENCE_SECONDS = 60.0
-GOODBYE_SECONDS = 15.0  # of a daemon; slurmctld has saved its state by then
+GOODBYE_SECONDS = 5.0  # of a daemon; slurmctld has saved its state by then
 
 CONFIGURATION = """
 ClusterName=virtual
@@ -78,6 +81,14 @@ def missing() -> str | None:
     if absent:
         return f"no {', '.join(absent)} here; apt-get install {PACKAGES}"
     return None if os.geteuid() == 0 else "a Slurm of our own needs root"
+
+
+def skip_without(reason: str | None) -> None:
+    """Skip the test for `reason`, if there is one; where these tests must run, that is a failure."""
+    required = [name for name in REQUIRING if os.environ.get(name, "") not in ("", "0")]
+    assert reason is None or not required, f"{required[0]} is set, so the tests marked slurm must run: {reason}"
+    if reason is not None:
+        pytest.skip(reason)
 
 
 class VirtualCluster:
