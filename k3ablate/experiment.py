@@ -17,7 +17,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 from k3ablate.config import Config, Difference, InputError, Tree, differences, override, parse, read_yaml
 from k3ablate.model.decoder import ModelConfig
 from k3ablate.model.sizes import Matching, Name, Size
-from k3ablate.records import COLUMNS
+from k3ablate.records import COLUMNS, Varied
 from k3ablate.references import resolved
 from k3ablate.search import Scalar, Tuning, check_space
 from k3ablate.training.spec import DataRecipe, Execution, Seed, TrainingConfig
@@ -145,6 +145,7 @@ class Experiment(Config):
     budgets: tuple[Budget, ...] = Field(min_length=1)
     seeds: tuple[Seed, ...] = Field(min_length=1)
     replicate_seeds: tuple[Seed, ...] = ()  # the baseline again under another name: the A/A arm
+    vary: Varied = Varied.BOTH  # what seeds have different; the rest, in the A/A arm too, is the first seed's
     tuning: Tuning | None = None  # what `tune` does with the arms
     tuned: TunedValues | None = None  # values that arms get, instead of what the baseline says
     execution: Execution = Execution()

@@ -12,7 +12,7 @@ from pydantic import Field, NonNegativeInt, ValidationError, model_validator
 from k3ablate.config import Closed, InputError
 from k3ablate.experiment import ComponentName, ExperimentName
 from k3ablate.model.sizes import Name
-from k3ablate.records import COLUMNS, Label
+from k3ablate.records import COLUMNS, Label, Varied
 
 
 class _LabelLine(Closed):
@@ -24,6 +24,7 @@ class _LabelLine(Closed):
     digest: str = Field(pattern=r"^([0-9a-f]{16})?$")  # none where the corpus was not built
     levels: dict[ComponentName, Name]
     mismatch: float
+    varied: Varied = Varied.BOTH
 
     @model_validator(mode="after")
     def _components_hide_no_results(self) -> Self:
@@ -52,6 +53,7 @@ class Labels(Closed):
                 digest=label.digest,
                 levels=dict(label.levels),
                 mismatch=label.mismatch,
+                varied=label.varied,
             )
             for label in found
         ]
@@ -74,6 +76,6 @@ class Labels(Closed):
     def labels(self) -> list[Label]:
         """One per planned run."""
         return [
-            Label(self.experiment, line.arm, line.size, line.seed, line.digest, line.levels, line.mismatch)
+            Label(self.experiment, line.arm, line.size, line.seed, line.digest, line.levels, line.mismatch, line.varied)
             for line in self.lines
         ]

@@ -12,7 +12,7 @@ from k3ablate.experiment import Arm, Budget, Experiment, Flops, Setting, Tokens,
 from k3ablate.model.counting import Counts, count
 from k3ablate.model.decoder import ModelConfig
 from k3ablate.model.sizes import Size, matched, quantity, scaled
-from k3ablate.records import Label
+from k3ablate.records import Label, Varied
 from k3ablate.training.spec import DataRecipe, RunSpec
 from k3ablate.tuned import Taken
 
@@ -89,8 +89,8 @@ def rows_at(
     flops = counts.training_flops(tokens)
     mismatch = quantity(counts, experiment.match) / quantity(point.counts, experiment.match) - 1
     rows = []
-    for seed, spec, name in _specs(arm, chosen, model, tokens, corpus):
-        label = Label(experiment.name, arm.name, point.name, seed, name, arm.levels, mismatch)
+    for seed, spec, name in _specs(experiment, arm, chosen, model, tokens, corpus):
+        label = Label(experiment.name, arm.name, point.name, seed, name, arm.levels, mismatch, experiment.vary)
         rows.append(PlanRow(label, spec, counts, tokens, flops, tuned))
     return rows
 
@@ -119,7 +119,7 @@ def _at_own_values(experiment: Experiment, arm: Arm, chosen: Setting, point: Poi
 
 
 def _specs(
-    arm: Arm, chosen: Setting, model: ModelConfig, tokens: int, corpus: str | None
+    experiment: Experiment, arm: Arm, chosen: Setting, model: ModelConfig, tokens: int, corpus: str | None
 ) -> Iterator[tuple[int, RunSpec | None, str]]:
     """Every seed with its specification and digest. What seeds share is checked and written out once."""
     if corpus is None:
@@ -130,7 +130,20 @@ def _specs(
     )
     tree = first.tree()
     for seed in arm.seeds:
-        yield seed, first.model_copy(update={"seed": seed}), digest(tree | {"seed": seed})
+        seeds = _seeds(experiment, seed)
+        yield seed, first.model_copy(update=seeds), digest(tree | seeds)
+
+
+def _seeds(experiment: Experiment, seed: int) -> dict[str, int | None]:
+    """`seed` and `data_seed` of the run that the experiment calls `seed`."""
+    held = experiment.seeds[0]
+    match experiment.vary:
+        case Varied.BOTH:
+            return {"seed": seed, "data_seed": None}
+        case Varied.INITIALISATION:
+            return {"seed": seed, "data_seed": None if held == seed else held}
+        case Varied.DATA_ORDER:
+            return {"seed": held, "data_seed": None if held == seed else seed}
 
 
 def _arm_model(experiment: Experiment, chosen: Setting, point: Point) -> ModelConfig:

@@ -149,7 +149,7 @@ def power(
     pilot_name: str = "the pilot",
     flops_convention: str = "column flops of the table",
 ) -> PowerAnswer:
-    """What runs like those of `frame` (arm, size, seed, flops, levels of components) tell apart.
+    """What runs like those of `frame` (arm, size, seed, flops, levels of components; what seeds vary) tell apart.
 
     The noise is that of a `pilot`, or `seed_deviation` in loss on a power law with `loss` at the largest size and
     `exponent`; what is not stated is assumed, and said. `baseline` None is the first arm. InputError for a design that
@@ -166,7 +166,7 @@ def power(
     elif (seed_deviation, loss, exponent) != (None, None, None):
         raise InputError("power: a pilot tells the deviation and the curve; state no other beside --pilot")
     else:
-        basis = from_pilot(pilot, first, largest, pilot_name)
+        basis = from_pilot(pilot, first, largest, pilot_name, _varied(frame))
     place = Place(at_loss, at_flops)
     assumed = Assumed(basis.truth, tuple(multipliers), form, place, num_tables, num_draws, num_choosing)
     points = planned.points[first]
@@ -187,6 +187,12 @@ def power(
 def tells_noise(table: pandas.DataFrame) -> bool:
     """Whether a table of runs has two finished seeds at some size."""
     return seeds_of(observations(table)) is not None
+
+
+def _varied(frame: pandas.DataFrame) -> str | None:
+    """What the planned seeds vary; None where the table does not say."""
+    found = {str(value) for value in frame["varied"].dropna()} if "varied" in frame else set()
+    return found.pop() if len(found) == 1 else None
 
 
 def _check(multipliers: Sequence[float], num_tables: int) -> None:

@@ -20,7 +20,7 @@ from k3ablate.storage import write_atomic
 # Columns of every table of records, in order; one column per component's level follows them.
 COLUMNS = (
     "digest", "experiment", "arm", "size", "seed", "status", "reason", "loss", "bits_per_byte", "flops", "flops_6nd",
-    "active_params", "total_params", "tokens", "wall_seconds", "mismatch", "corpus", "validation",
+    "active_params", "total_params", "tokens", "wall_seconds", "mismatch", "corpus", "validation", "varied",
 )  # fmt: skip
 
 # Loss and bits per byte of every other validation set follow as `loss:<set>` and `bits_per_byte:<set>`.
@@ -150,6 +150,14 @@ def write_routing(routing: RoutedPairs, folder: Path) -> None:
     write_atomic(folder / ROUTING_FILE, routing.model_dump_json() + "\n")
 
 
+class Varied(StrEnum):
+    """What two seeds of one arm and size have different; the rest is that of the experiment's first seed."""
+
+    BOTH = "both"
+    INITIALISATION = "initialisation"
+    DATA_ORDER = "data_order"
+
+
 @dataclass(frozen=True)
 class Label:
     """How one experiment calls one run: results are keyed by digest, names live here."""
@@ -161,6 +169,7 @@ class Label:
     digest: str
     levels: Mapping[str, str]  # component -> level
     mismatch: float  # what the experiment matches (FLOPs per token if nothing), over the baseline's, minus 1
+    varied: Varied = Varied.BOTH
 
     @property
     def name(self) -> str:
@@ -233,6 +242,7 @@ def _row(label: Label, record: RunRecord) -> dict[str, object]:
         "mismatch": label.mismatch,
         "corpus": record.corpus,
         "validation": PUBLISHED_SET,
+        "varied": str(label.varied),
     }
     for name, evaluation in record.evaluations.items():
         if name != PUBLISHED_SET:

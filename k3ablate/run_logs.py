@@ -40,8 +40,14 @@ class LoggedSpec(Facts):
 
     corpus: str
     seed: int
+    data_seed: int | None = None
     tokens: int
     training: LoggedTraining
+
+    @property
+    def seeds(self) -> int | str:
+        """One seed, or 'of initialisation/of the order of the data' where these differ."""
+        return self.seed if self.data_seed is None else f"{self.seed}/{self.data_seed}"
 
 
 class LoggedEnd(Facts):
@@ -160,7 +166,7 @@ def _facts(folder: Path) -> dict[str, object]:
     frozen, end = _parsed(folder / SPEC_FILE, FrozenSpec), _parsed(folder / RECORD_FILE, LoggedEnd)
     if frozen is not None:
         spec = LoggedSpec.model_validate(frozen.spec)
-        facts |= {"seed": spec.seed, "corpus": spec.corpus, "context": spec.training.context, "budget": spec.tokens}
+        facts |= {"seed": spec.seeds, "corpus": spec.corpus, "context": spec.training.context, "budget": spec.tokens}
     if end is not None:
         facts |= {"status": str(end.status), "reason": end.reason, "device": end.device}
     return facts

@@ -260,7 +260,8 @@ def _power_of_plan(
 def _planned_table(rows: Iterable[PlanRow]) -> DataFrame:
     """A table of the runs as they will be labelled, without results."""
     return DataFrame([
-        {"arm": row.label.arm, "size": row.label.size, "seed": row.label.seed, "flops": row.flops, **row.label.levels}
+        {"arm": row.label.arm, "size": row.label.size, "seed": row.label.seed, "flops": row.flops,
+         "varied": str(row.label.varied), **row.label.levels}
         for row in rows
     ])  # fmt: skip
 

@@ -141,3 +141,27 @@ def test_a_depth_without_routed_layers_is_refused() -> None:
 
 def test_one_corpus_for_arms_that_share_their_data() -> None:
     assert len(data_recipes(load(DEMO))) == 1
+
+
+@pytest.mark.parametrize(
+    ("vary", "expected"),
+    [
+        ("both", {0: (0, None), 1: (1, None), 100: (100, None), 101: (101, None)}),
+        ("initialisation", {0: (0, None), 1: (1, 0), 100: (100, 0), 101: (101, 0)}),
+        ("data_order", {0: (0, None), 1: (0, 1), 100: (0, 100), 101: (0, 101)}),
+    ],
+)
+def test_seeds_vary_initialisation_and_order_together_or_apart(
+    vary: str, expected: dict[int, tuple[int, int | None]]
+) -> None:
+    rows = expand(load(DEMO).replaced("vary", vary), built).rows
+    assert {row.label.seed: (row.spec.seed, row.spec.data_seed) for row in rows if row.spec} == expected
+    assert all(row.spec.digest() == row.label.digest for row in rows if row.spec)
+    assert {row.label.varied for row in rows} == {vary}
+    assert len(digests(Plan("demo", rows))) == len(rows)
+
+
+def test_the_first_seed_is_one_run_whatever_varies() -> None:
+    plans = [expand(load(DEMO).replaced("vary", vary), built) for vary in ("both", "initialisation", "data_order")]
+    shared = set.intersection(*map(digests, plans))
+    assert shared == {row.label.digest for row in plans[0].rows if row.label.seed == 0}

@@ -83,3 +83,13 @@ def test_the_package_has_the_verb_without_a_training_library() -> None:
     program = f"import sys, k3ablate.planning; print([name for name in {HEAVY} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_pilot_is_of_the_kind_of_noise_that_the_plan_has() -> None:
+    pilot = planned().assign(
+        loss=lambda rows: 40 * rows["flops"] ** -0.08 * (1 + 0.01 * (rows["seed"] % 2)), varied="data_order"
+    )
+    found = power(planned().assign(varied="data_order"), pilot=pilot, num_tables=20, num_draws=39, num_choosing=1)
+    assert "which vary data_order alone" in found.basis.source
+    with pytest.raises(InputError, match="its seeds vary data_order and those of the plan both"):
+        power(planned().assign(varied="both"), pilot=pilot, num_tables=20, num_draws=39, num_choosing=1)

@@ -20,6 +20,7 @@ from k3ablate.fits.observations import observations
 from k3ablate.fits.simulated_tables import Truth
 from k3ablate.fits.solve import Interval
 from k3ablate.fits.uncertainty import TAIL
+from k3ablate.records import Varied
 
 SEED_DEVIATION = 0.0012  # in loss
 LOSS, EXPONENT = 1.714, 0.057
@@ -60,12 +61,16 @@ def stated(largest: float, deviation: float | None, loss: float | None, exponent
     return _basis(truth, largest, f"{spread}; {curve}; no noise common to arms", None)
 
 
-def from_pilot(table: pandas.DataFrame, baseline: str | None, largest: float, called: str) -> Basis:
+def from_pilot(
+    table: pandas.DataFrame, baseline: str | None, largest: float, called: str, varied: str | None = None
+) -> Basis:
     """Deviation of the seeds of all arms, and the curve of `baseline` (None: the first arm), of the table `called` so.
 
-    InputError where no arm has two seeds at a size.
+    InputError where no arm has two seeds at a size, or where they differ in something else than `varied`, what the
+    planned seeds vary (`records.Varied`; None: not known).
     """
     seen = observations(table)
+    _refuse_other_noise(table, called, varied)
     noise = seeds_of(seen)
     if noise is None:
         raise InputError(
@@ -77,7 +82,8 @@ def from_pilot(table: pandas.DataFrame, baseline: str | None, largest: float, ca
     finished = [arm for arm, points in seen.points.items() if points]
     first = baseline if baseline is not None and baseline in finished else finished[0]
     analysis = analyse(table, first, None, np.random.default_rng(SEED), FEW_DRAWS)
-    spread = f"the deviation between seeds in {called} ({noise.degrees_of_freedom} degrees of freedom)"
+    only = "" if varied in (None, Varied.BOTH) else f", which vary {varied} alone,"
+    spread = f"the deviation between seeds{only} in {called} ({noise.degrees_of_freedom} degrees of freedom)"
     fitted = None if analysis.form is None else analysis.arm(first).fits[analysis.form]
     if fitted is None or fitted.at_bounds:
         form, values = POWER.name, {"A": LOSS * largest**EXPONENT, "a": EXPONENT}
@@ -88,6 +94,15 @@ def from_pilot(table: pandas.DataFrame, baseline: str | None, largest: float, ca
         curve = f"the curve of {first} there ({form}: {shown})"
     truth = Truth(form, values, noise.pooled_sd, noise.shared_share)
     return _basis(truth, largest, f"{spread}; {curve}", noise.degrees_of_freedom)
+
+
+def _refuse_other_noise(table: pandas.DataFrame, called: str, varied: str | None) -> None:
+    found = sorted(map(str, table["varied"].dropna().unique())) if "varied" in table else []
+    if varied is not None and found and found != [varied]:
+        raise InputError(
+            f"{called}: its seeds vary {' or '.join(found)} and those of the plan {varied}, which is other noise; "
+            f"name a pilot that was run with `vary: {varied}`, or state a deviation in loss (--seed-deviation)"
+        )
 
 
 def _basis(truth: Truth, largest: float, source: str, degrees: int | None) -> Basis:

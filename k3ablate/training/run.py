@@ -243,7 +243,7 @@ class _Run:
         ]
 
     def _fit(self, checkpoint: Path | None) -> None:
-        seed, share = stream(self.spec.seed, "data"), self.place.share
+        seed, share = stream(self.spec.order_seed, "data"), self.place.share
         batches = StepBatches(self.corpus, self.spec.training, seed, lambda: self.trainer.global_step, share)
         self.trainer.fit(self.module, batches, ckpt_path=checkpoint)
 

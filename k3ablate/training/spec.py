@@ -125,7 +125,8 @@ class RunSpec(Config):
     corpus: str = Field(min_length=1)  # digest of the built corpus
     training: TrainingConfig
     tokens: PositiveInt  # budget; rounded up to whole optimizer steps
-    seed: Seed
+    seed: Seed  # of all that is random
+    data_seed: Seed | None = None  # of the order of the data alone, where it is another
 
     @model_validator(mode="after")
     def _vocabularies_agree(self) -> Self:
@@ -137,6 +138,12 @@ class RunSpec(Config):
         return self
 
     @model_validator(mode="after")
+    def _seeds_differ(self) -> Self:
+        if self.data_seed == self.seed:
+            raise ValueError(f"data_seed {self.data_seed} is seed's; write null, so that one run has one digest")
+        return self
+
+    @model_validator(mode="after")
     def _warmup_ends(self) -> Self:
         num_warmup = self.training.schedule.num_warmup(self.num_steps)
         if num_warmup > self.num_steps:
@@ -145,6 +152,11 @@ class RunSpec(Config):
                 "would never reach its learning rate; write fewer, or warmup_fraction"
             )
         return self
+
+    @property
+    def order_seed(self) -> int:
+        """The seed that the order of the data comes from."""
+        return self.seed if self.data_seed is None else self.data_seed
 
     @property
     def num_steps(self) -> int:

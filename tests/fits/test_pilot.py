@@ -87,3 +87,12 @@ def test_what_is_assumed_is_worth_one_and_a_quarter_percent_of_compute() -> None
 def test_numbers_that_mean_nothing_are_refused(numbers: tuple, message: str) -> None:
     with pytest.raises(InputError, match=message):
         stated(1e20, *numbers)
+
+
+def test_a_pilot_whose_seeds_vary_something_else_is_refused() -> None:
+    table = pilot().assign(varied="initialisation")
+    found = from_pilot(table, "k2", 1e20, "pilot.csv", "initialisation")
+    assert "the deviation between seeds, which vary initialisation alone, in pilot.csv" in found.source
+    assert from_pilot(pilot(), "k2", 1e20, "pilot.csv", "both").truth == found.truth  # a table that does not say
+    with pytest.raises(InputError, match=r"pilot.csv: its seeds vary initialisation and those of the plan both"):
+        from_pilot(table, "k2", 1e20, "pilot.csv", "both")

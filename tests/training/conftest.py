@@ -61,6 +61,7 @@ def tiny_spec() -> Callable[..., RunSpec]:
             },
             "tokens": 12 * 4 * 16,
             "seed": 0,
+            "data_seed": None,
         }
         for path, value in overrides.items():
             tree = override(tree, path.replace("__", "."), value, source="test")

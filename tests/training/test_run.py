@@ -415,3 +415,34 @@ def test_sigkill_in_the_middle_changes_no_bit(tiny_spec: Spec, tiny_corpus: Corp
     assert resumed.num_resumes == 1
     assert resumed.evaluations == whole.evaluations
     assert without_times(lines(folder)) == without_times(lines(tmp_path / "whole"))
+
+
+def test_initialisation_and_order_of_the_data_have_seeds_of_their_own(
+    tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path
+) -> None:
+    """At a rate of nothing a trained model is its initialisation, and the loss of the last step is of its batch."""
+
+    def trained(seed: int, data_seed: int | None) -> tuple[float, object]:
+        spec = tiny_spec(
+            seed=seed,
+            data_seed=data_seed,
+            model__balancing={"kind": "none"},
+            training__optimizer__learning_rate=1e-30,
+        )
+        folder = tmp_path / f"{seed}-{data_seed}"
+        record = train(spec, folder, tiny_corpus, EVERY_STEP, NoTracking())
+        return record.evaluations["validation"].loss, lines(folder)[0]["loss"]
+
+    both, order, initialisation = trained(0, None), trained(0, 1), trained(1, 0)
+    assert order[0] == both[0]
+    assert order[1] != both[1]
+    assert initialisation[0] != both[0]
+    assert trained(1, None)[0] == initialisation[0]
+    assert trained(1, None)[1] != initialisation[1]
+    assert tiny_spec(data_seed=1).order_seed == 1
+    assert tiny_spec(seed=3).order_seed == 3
+
+
+def test_one_seed_has_one_name(tiny_spec: Spec) -> None:
+    with pytest.raises(InputError, match="data_seed 0 is seed's; write null"):
+        tiny_spec(data_seed=0)
