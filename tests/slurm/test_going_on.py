@@ -33,22 +33,23 @@ def noted_jobs(outcome: Outcome) -> list[str]:
     return sorted(path.name for path in (outcome.handed[0].folder / "jobs").iterdir())
 
 
-def test_a_warned_task_goes_back_into_the_queue_and_no_other_task_does(place: Any) -> None:
-    outcome = place.submit(2, "obedient")
+def test_a_task_that_gets_a_signal_goes_back_into_the_queue_and_no_other_task_does(place: Any) -> None:
+    outcome = place.submit(3, "obedient")
     job = job_of(outcome)
-    wait_until_training(place, 0, 1)
-    place.cluster.command("scancel", "--signal=USR2", f"{job}_1")  # the last: its own job has the array's number
-    place.wait_for_states(State.FINISHED, State.RUNNING)
-    assert place.num_attempts(2) == [2, 1]
-    (attempt,) = place.attempts(seed=0)
-    assert (attempt.cause, attempt.num_steps, attempt.job) == (Cause.TIME_LIMIT, 1, f"{job}_1")
+    wait_until_training(place, 0, 1, 2)
+    place.cluster.command("scancel", "--signal=USR2", f"{job}_2")  # the last: its own job has the array's number
+    place.cluster.command("scancel", "--signal=TERM", f"{job}_1")  # all there is of a preemption on many clusters
+    place.wait_for_states(State.FINISHED, State.FINISHED, State.RUNNING)
+    assert place.num_attempts(3) == [2, 2, 1]
+    noted = [(attempt.cause, attempt.num_steps, attempt.job) for seed in (0, 1) for attempt in place.attempts(seed)]
+    assert noted == [(Cause.TIME_LIMIT, 1, f"{job}_2"), (Cause.PREEMPTED, 1, f"{job}_1")]
     assert noted_jobs(outcome) == [job]
 
     place.cluster.command("scancel", job)
-    place.wait_for_states(State.FINISHED, State.INTERRUPTED)
+    place.wait_for_states(State.FINISHED, State.FINISHED, State.INTERRUPTED)
     place.wait_for_empty_queue()
-    assert place.num_attempts(2) == [2, 1]
-    (attempt,) = place.attempts(seed=1)
+    assert place.num_attempts(3) == [2, 2, 1]
+    (attempt,) = place.attempts(seed=2)
     assert attempt.cause is Cause.REQUESTED
 
 
