@@ -33,6 +33,7 @@ class Cancelled:
     queued: Sequence[str] = ()  # and of those that had not begun
     others: Sequence[str] = ()  # not asked for, but in the same tasks
     elsewhere: Mapping[str, str] = field(default_factory=dict)  # name -> who carries it out; nothing was done there
+    next_command: str = ""  # that goes on with them
 
     def text(self) -> str:
         """What was cancelled, and what was not."""
@@ -42,7 +43,7 @@ class Cancelled:
             lines = [
                 f"{self.experiment}: cancelled {len(self.tasks)} tasks: {len(self.queued)} runs had not begun, "
                 f"{len(self.running)} were running and stay resumable from a checkpoint",
-                f"`k3ablate submit {self.experiment}` goes on with them",
+                f"`{self.next_command}` goes on with them",
             ]
         if self.others:
             lines.append(f"in the same tasks, so cancelled too: {', '.join(self.others)}")
@@ -95,6 +96,7 @@ def cancel(name: str, root: Path, arm: str | None, size: str | None, say: Say) -
         queued=[wanted[digest] for digest in wanted if digest in unsettled - running],
         others=[packed[digest] for digest in packed if digest in unsettled - wanted.keys()],
         elsewhere=_elsewhere({key: wanted[key] for key in wanted if key not in packed}, by_folder, tasks),
+        next_command=_submit(name) if ours else "",
     )
 
 
@@ -117,8 +119,12 @@ def retry(name: str, root: Path) -> Retried:
         else:
             opened[called] = str(state)
             was_submitted = was_submitted or bool(tasks)
-    command = f"k3ablate submit {name} --cluster RECIPE" if was_submitted else f"k3ablate run {name}"
+    command = _submit(name) if was_submitted else f"k3ablate run {name}"
     return Retried(experiment.name, opened, left, command if opened else "", lookout.note)
+
+
+def _submit(name: str) -> str:
+    return f"k3ablate submit {name} --cluster RECIPE"
 
 
 def _selected(rows: Sequence[PlanRow], arm: str | None, size: str | None) -> list[PlanRow]:

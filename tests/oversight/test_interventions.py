@@ -37,6 +37,7 @@ def test_queued_and_running_tasks_are_cancelled_and_no_others(grid: Any, slurm: 
     assert answer.queued == ["k2 xs seed 0", "k2 xs seed 1", "+attention xs seed 1", "k2 s seed 1"]
     assert (answer.others, answer.elsewhere) == ([], {})
     assert "cancelled 4 tasks: 4 runs had not begun, 1 were running" in answer.text()
+    assert "`k3ablate submit seen.yaml --cluster RECIPE` goes on with them" in answer.text()
 
     slurm.answer("squeue")  # the controller has forgotten them, and there is no accounting
     assert totals(grid) == {"waiting": 6, "interrupted": 1, "finished": 1}
