@@ -20,7 +20,8 @@ from k3ablate.storage import write_atomic
 # Columns of every table of records, in order; one column per component's level follows them.
 COLUMNS = (
     "digest", "experiment", "arm", "size", "seed", "status", "reason", "loss", "bits_per_byte", "flops", "flops_6nd",
-    "active_params", "total_params", "tokens", "wall_seconds", "mismatch", "corpus", "validation", "varied",
+    "active_params", "total_params", "tokens", "wall_seconds", "mismatch", "corpus", "validation", "varied", "trunk",
+    "tokens_trained",
 )  # fmt: skip
 
 # Loss and bits per byte of every other validation set follow as `loss:<set>` and `bits_per_byte:<set>`.
@@ -95,19 +96,26 @@ class RunRecord(OfRun):
     evaluations: dict[str, Evaluation] = Field(default_factory=dict)
     first_loss: float | None = None  # training cross-entropy of step 0, before any update
     num_steps: int = Field(ge=0)
-    tokens: int = Field(ge=0)
+    tokens: int = Field(ge=0)  # that the weights have seen
     flops: float = Field(ge=0)  # 3 x counted forward FLOPs per token x tokens
     flops_6nd: float = Field(ge=0)  # 6 x active non-embedding parameters x tokens
     active_params: int = Field(gt=0)
     total_params: int = Field(gt=0)
-    wall_seconds: float = Field(ge=0)
+    wall_seconds: float = Field(ge=0)  # of this run's own training
     tokens_per_second: float = Field(ge=0)
     corpus: str
+    trunk: str | None = None  # digest of the part that runs with other budgets may share (`training.trunks`)
+    branched_at: int = Field(default=0, ge=0)  # steps that were not trained again: another run had left them
     num_resumes: int = Field(default=0, ge=0)
     kernels: dict[str, str] = Field(default_factory=dict)  # operation -> implementation that ran
     device: str = "cpu"
     versions: dict[str, str] = Field(default_factory=dict)  # python, torch, lightning, k3ablate, code (git) ...
     codes: tuple[str, ...] = ()  # versions of the code that trained it, first to last
+
+    @property
+    def trained_share(self) -> float:
+        """The part of `tokens` and `flops` that this run spent itself."""
+        return 1.0 - self.branched_at / self.num_steps if self.num_steps else 1.0
 
     @model_validator(mode="after")
     def _loss_only_when_finished(self) -> Self:
@@ -243,6 +251,8 @@ def _row(label: Label, record: RunRecord) -> dict[str, object]:
         "corpus": record.corpus,
         "validation": PUBLISHED_SET,
         "varied": str(label.varied),
+        "trunk": record.trunk,
+        "tokens_trained": round(record.tokens * record.trained_share),
     }
     for name, evaluation in record.evaluations.items():
         if name != PUBLISHED_SET:

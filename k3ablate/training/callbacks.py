@@ -70,7 +70,8 @@ class LearningRate(Callback):
 class Clock(StepCallback):
     """Seconds of training, resumes, the code that took part and the loss of step 0; carried through checkpoints.
 
-    Work that was lost after a checkpoint is not in the seconds.
+    Work that was lost after a checkpoint is not in the seconds. A run that starts from a trunk counts on from its
+    seconds, and knows how many they were.
     """
 
     def __init__(self) -> None:
@@ -78,13 +79,20 @@ class Clock(StepCallback):
         self.first_loss: float | None = None
         self.num_resumes = 0
         self.codes: list[str] = []  # versions of the code that took part, first to last
+        self.branched_at = 0  # steps that another run took, which the run started from
+        self.seconds_of_trunk = 0.0
         self._seconds_before = 0.0  # as of the checkpoint that training resumed from
+        self._is_branching = False
         self._start: float | None = None
 
     @property
     def seconds(self) -> float:
         """Of training so far, checkpoints and logging included."""
         return self._seconds_before + (time.monotonic() - self._start if self._start is not None else 0.0)
+
+    def branch(self, num_steps: int) -> None:
+        """The checkpoint that is loaded next is of another run, after `num_steps`."""
+        self.branched_at, self._is_branching = num_steps, True
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Start."""
@@ -106,12 +114,18 @@ class Clock(StepCallback):
     def state_dict(self) -> dict[str, Any]:
         """What a checkpoint carries."""
         kept = {"seconds": self.seconds, "num_resumes": self.num_resumes, "codes": self.codes}
-        return kept | {"first_loss": self.first_loss}
+        branch = {"branched_at": self.branched_at, "seconds_of_trunk": self.seconds_of_trunk}
+        return kept | branch | {"first_loss": self.first_loss}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint."""
         self._seconds_before = state_dict["seconds"]
-        self.num_resumes = state_dict["num_resumes"] + 1
+        if self._is_branching:
+            self.seconds_of_trunk, self._is_branching = state_dict["seconds"], False
+        else:
+            self.num_resumes = state_dict["num_resumes"] + 1
+            self.branched_at = state_dict.get("branched_at", 0)  # as codes
+            self.seconds_of_trunk = state_dict.get("seconds_of_trunk", 0.0)
         self.codes = state_dict.get("codes", [])  # not in checkpoints of before it was kept
         self.first_loss = state_dict["first_loss"]
 

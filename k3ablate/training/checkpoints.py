@@ -32,18 +32,34 @@ DAMAGE = (zipfile.BadZipFile, EOFError, KeyError, OSError, OverflowError, Runtim
 logger = logging.getLogger(__name__)
 
 
-def newest(folder: Path, digest: str) -> Path | None:
-    """The last good checkpoint in `folder`, or None; InputError if it belongs to another run than `digest`."""
+def checkpoint_name(num_steps: int) -> str:
+    """The file of a checkpoint after so many steps."""
+    return f"step-{num_steps:09d}.ckpt"
+
+
+def saved_steps(path: Path) -> int:
+    """How many steps the checkpoint at `path` was saved after."""
+    return int(path.stem.removeprefix("step-"))
+
+
+def newest(folder: Path, digest: str, key: str = DIGEST_KEY, most_steps: int | None = None) -> Path | None:
+    """The last good checkpoint in `folder`, of `most_steps` steps at most, or None.
+
+    InputError if what it names by `key` is not `digest`: it belongs to another run.
+    """
     for path in sorted(folder.glob(PATTERN), reverse=True):
+        if most_steps is not None and saved_steps(path) > most_steps:
+            continue
         try:
-            owner = _owner(path)
+            owner = _owner(path, key)
         except DAMAGE as error:
             if isinstance(error, OSError) and error.errno != errno.EINVAL:
                 raise  # the disk's refusal
             logger.warning("%s is damaged; the checkpoint before it is taken", path)
             continue
         if owner != digest:
-            raise InputError(f"{path}: belongs to run {owner}, this is run {digest}; move it out of this folder")
+            noun = "run" if key == DIGEST_KEY else key
+            raise InputError(f"{path}: belongs to {noun} {owner}, this is {noun} {digest}; move it out of this folder")
         return path
     return None
 
@@ -104,17 +120,17 @@ class SaveCheckpoints(StepCallback):
         trainer.should_stop, is_due = ranks.any_of(trainer.should_stop, is_due)
         if not trainer.should_stop and not is_due:
             return
-        trainer.save_checkpoint(self.folder / f"step-{step + 1:09d}.ckpt")
+        trainer.save_checkpoint(self.folder / checkpoint_name(step + 1))
         if ranks.rank() == 0:
             for path in sorted(self.folder.glob(PATTERN))[:-KEPT]:
                 path.unlink()
         self._last = time.monotonic()
 
 
-def _owner(path: Path) -> object:
-    """The run that a checkpoint names, once every member of the archive matches its checksum; torch looks at none."""
+def _owner(path: Path, key: str) -> object:
+    """What a checkpoint names by `key`, once every member of the archive matches its checksum; torch looks at none."""
     with zipfile.ZipFile(path) as archive:
         damaged = archive.testzip()
     if damaged is not None:
         raise zipfile.BadZipFile(damaged)
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=True).get(DIGEST_KEY)
+    return torch.load(path, map_location="cpu", weights_only=True, mmap=True).get(key)

@@ -44,7 +44,8 @@ from k3ablate.records import (
     write_routing,
 )
 from k3ablate.tracking import NoTracking
-from k3ablate.training import parallel
+from k3ablate.training import parallel, trunks
+from k3ablate.training.branching import SaveTrunk, start_from
 from k3ablate.training.callbacks import (
     BalancingStep,
     Clock,
@@ -54,7 +55,7 @@ from k3ablate.training.callbacks import (
     StopOnRequest,
     TimeLimit,
 )
-from k3ablate.training.checkpoints import AtomicCheckpoints, SaveCheckpoints, drop_unfinished, newest
+from k3ablate.training.checkpoints import AtomicCheckpoints, SaveCheckpoints, drop_unfinished, newest, saved_steps
 from k3ablate.training.clipping import ClipLogits
 from k3ablate.training.corpus import Corpus
 from k3ablate.training.data import StepBatches
@@ -79,7 +80,8 @@ MEANT = (
 def train(spec: RunSpec, folder: Path, corpus: Corpus, execution: Execution, tracker: NoTracking) -> RunRecord:
     """Train `spec` in `folder`, evaluate it, and write `record.json`; a run that has ended before is not repeated.
 
-    Continues from the newest checkpoint in the folder. InputError if the corpus or a checkpoint belongs to another
+    Continues from the newest checkpoint in the folder, or starts from one that a run with the same trunk left beside
+    the folder (`trunks`). InputError if the corpus or a checkpoint belongs to another
     run; OSError with the path if the disk refuses. Anything raised leaves the run resumable. Where `execution` asks
     for several processes, all of them call this, and the first writes.
     """
@@ -130,6 +132,8 @@ class _Run:
         torch.set_num_threads(self.execution.num_threads)
         dispatch.forget_used()
         checkpoint = ranks.of_first(self._newest() if self.place.is_first else None)
+        if checkpoint is not None and checkpoint.parent != self.checkpoints:
+            self.clock.branch(saved_steps(checkpoint))
         try:
             with _quiet_lightning():
                 self._fit(checkpoint)
@@ -146,7 +150,10 @@ class _Run:
         """The checkpoint to go on from; one process chooses, since a damaged one may look different to another."""
         self.checkpoints.mkdir(parents=True, exist_ok=True)
         drop_unfinished(self.checkpoints)
-        return newest(self.checkpoints, self.spec.digest())
+        own = newest(self.checkpoints, self.spec.digest())
+        if own is not None or self.trunk is None:
+            return own
+        return start_from(trunks.folder_of(self.folder.parent, self.trunk), self.trunk, self.folder / METRICS_FILE)
 
     def _evaluated(self) -> RunRecord:
         """The record with the losses on all sets of the corpus but the one it was trained on."""
@@ -174,6 +181,10 @@ class _Run:
     @property
     def checkpoints(self) -> Path:
         return self.folder / CHECKPOINTS_FOLDER
+
+    @cached_property
+    def trunk(self) -> trunks.Trunk | None:
+        return trunks.trunk(self.spec)
 
     @cached_property
     def counts(self) -> Counts:
@@ -239,6 +250,11 @@ class _Run:
             MetricsLog(metrics, every, inspect_every, spec, self.counts, self.clock, balancers),
             TimeLimit(limit),
             self.stop_request,
+            *(
+                []
+                if self.trunk is None
+                else [SaveTrunk(trunks.folder_of(self.folder.parent, self.trunk), self.trunk, metrics)]
+            ),
             SaveCheckpoints(self.checkpoints, spec.digest(), execution.checkpoint_seconds),
         ]
 
@@ -252,7 +268,8 @@ class _Run:
     ) -> RunRecord:
         num_steps = self.trainer.global_step
         tokens = num_steps * self.spec.training.tokens_per_step
-        seconds = self.clock.seconds
+        seconds = self.clock.seconds - self.clock.seconds_of_trunk
+        trained = tokens - self.clock.branched_at * self.spec.training.tokens_per_step
         frozen = read_spec(self.folder, self.spec.digest())
         return RunRecord(
             digest=self.spec.digest(),
@@ -267,8 +284,10 @@ class _Run:
             active_params=self.counts.active_params,
             total_params=self.counts.total_params,
             wall_seconds=seconds,
-            tokens_per_second=tokens / seconds if seconds else 0.0,
+            tokens_per_second=trained / seconds if seconds else 0.0,
             corpus=self.corpus.digest,
+            trunk=None if self.trunk is None else self.trunk.digest,
+            branched_at=self.clock.branched_at,
             num_resumes=self.clock.num_resumes,
             kernels=dispatch.used(),
             device=self._device_name(),

@@ -61,6 +61,11 @@ class WarmupStableDecay(Warmup):
     decay_fraction: float = Field(default=0.355, gt=0, le=1)  # K2: 5.5T of 15.5T tokens
     final_fraction: float = Field(default=0.1, ge=0, le=1)
 
+    def decay_start(self, num_steps: int) -> int:
+        """Steps of a run of `num_steps` before its decay; those do not depend on it if the warm-up is in steps."""
+        before = num_steps - max(1, round(self.decay_fraction * num_steps))
+        return max(before, self.num_warmup(num_steps))
+
 
 class Linear(Warmup):
     """Linear warm-up, then linear to `final_fraction` of the peak."""
@@ -94,8 +99,8 @@ def factor(schedule: ScheduleConfig, step: int, num_steps: int) -> float:
         case Cosine():
             return _half_cosine(_progress(num_warmup, step, num_steps), schedule.final_fraction)
         case WarmupStableDecay():
-            decay_start = num_steps - max(1, round(schedule.decay_fraction * num_steps))
-            return _half_cosine(_progress(max(decay_start, num_warmup), step, num_steps), schedule.final_fraction)
+            decay_start = schedule.decay_start(num_steps)
+            return _half_cosine(_progress(decay_start, step, num_steps), schedule.final_fraction)
 
 
 def _progress(start: int, step: int, num_steps: int) -> float:

@@ -72,7 +72,7 @@ def test_damage_to_any_byte_is_passed_over_or_harmless(tmp_path: Path) -> None:
 def test_a_disk_that_refuses_to_read_is_not_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(tmp_path, 1)
 
-    def refuse(path: Path) -> object:
+    def refuse(path: Path, key: str) -> object:
         raise OSError(errno.EIO, "Input/output error", str(path))
 
     monkeypatch.setattr(checkpoints, "_owner", refuse)
