@@ -5,13 +5,14 @@ do not see each other, so a tile is a recurrence of its own that fits the first-
 lanes of a vector, so that recalling and reading are sums over rows. Both are done in the one pass over the state that
 decays it and writes to it: a token leaves to the next what the next one's key recalls. With D = exp(log_decay) S the
 decayed state: u = value - k D is what is new about the value, S' = D + k (strength u), and the output is q S'. The
-values u and the states at the start of each segment are kept for `kda_backward_numba`.
+values u and the states at the start of each segment are kept for `kda_backward_numba`. Heads of at most 8 channels
+share their vectors: "head" reads "group of heads", and a number of a row is one of each (`turns`).
 
 `kda.recurrent_kda` is what this must equal; `kda.kda` chooses between the two. (Batch, head) pairs are shared out over
-torch's threads and do not meet, so that their number changes no bit. The heads of a sequence take turns segment by
-segment, as their tokens lie side by side. Compiled code is cached on disk beside this file, or in NUMBA_CACHE_DIR.
+torch's threads and do not meet, so that their number changes no bit. The heads of a sequence follow each other segment
+by segment, as their tokens lie side by side. Compiled code is cached on disk beside this file, or in NUMBA_CACHE_DIR.
 
-Shapes: as in `kda.py`, and S segments; N tiles, X numbers of a tile (`kda_tiles`).
+Shapes: as in `kda.py`, and S segments, J groups of heads, g one of them, N tiles, X numbers of a tile (`kda_tiles`).
 """
 
 from typing import Any
@@ -21,24 +22,29 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from k3ablate.kernels.head_blocks import give, take, whole
+from k3ablate.kernels.head_blocks import whole
 from k3ablate.kernels.kda import zero_state
 from k3ablate.kernels.kda_backward_numba import backward
 from k3ablate.kernels.kda_tiles import (
     SEGMENT,
     compiled,
     exponentiate,
+    give,
     give_state,
-    heads_of,
+    groups_of,
     new_rows,
     new_tiles,
+    room,
+    take,
     take_state,
+    take_strengths,
     transpose_tiles,
 )
 from k3ablate.kernels.threads import share_out
-from k3ablate.kernels.vector import LANES, add, fma, load, multiply, splat, splat_from, store, subtract
+from k3ablate.kernels.turns import splat_in_turn, turns_of
+from k3ablate.kernels.vector import LANES, add, fma, load, multiply, splat, store, subtract
 
-_ZERO, _ONE = numpy.float32(0), numpy.float32(1)
+_ZERO = numpy.float32(0)
 
 
 def numba_kda(
@@ -65,58 +71,64 @@ class _NumbaKda(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         query, key, value, log_decay, strength, initial_state = (tensor.contiguous() for tensor in inputs)
         batch, length, num_heads, value_width = value.shape
-        num_tiles, tile_size = whole(value_width, LANES) // LANES, whole(key.shape[3], LANES) * LANES
-        kept_BSHNX = value.new_empty(batch, -(-length // SEGMENT), num_heads, num_tiles, tile_size)
+        turns = turns_of(max(key.shape[3], value_width))
+        num_groups, num_tiles = -(-num_heads // len(turns)), whole(value_width, LANES) // LANES
+        tile_size = whole(key.shape[3], LANES // len(turns)) * LANES
+        kept_BSJNX = value.new_empty(batch, -(-length // SEGMENT), num_groups, num_tiles, tile_size)
         new, output, state = torch.empty_like(value), torch.empty_like(value), initial_state.clone()
         operands = query, key, value, log_decay, strength
-        share_out(_forward, batch * num_heads, *operands, state, kept_BSHNX, new, output)
-        ctx.save_for_backward(query, key, new, log_decay, strength, kept_BSHNX)
+        share_out(_forward, batch * num_groups, turns, *operands, state, kept_BSJNX, new, output)
+        ctx.save_for_backward(query, key, new, log_decay, strength, kept_BSJNX)
+        ctx.turns = turns
         return output, state
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_output: Tensor, of_final: Tensor) -> tuple[Tensor, ...]:
-        *inputs, kept_BSHNX = ctx.saved_tensors
+        *inputs, kept_BSJNX = ctx.saved_tensors
         of_state = of_final.clone(memory_format=torch.contiguous_format)
-        gradients = [*(torch.empty_like(tensor) for tensor in inputs[:4]), torch.zeros_like(inputs[4])]
-        num_pairs = of_final.shape[0] * of_final.shape[1]
-        share_out(backward, num_pairs, *inputs, kept_BSHNX, of_output.contiguous(), of_state, *gradients)
+        gradients = [torch.empty_like(tensor) for tensor in inputs]
+        operands = *inputs, kept_BSJNX, of_output.contiguous()
+        num_pairs = kept_BSJNX.shape[0] * kept_BSJNX.shape[2]
+        share_out(backward, num_pairs, ctx.turns, *operands, of_state, *gradients)
         return *gradients, of_state
 
 
 @compiled
 def _forward(  # type: ignore[no-untyped-def]
-    first, last, query, key, value, log_decay, strength, state, kept, new, output
+    first, last, turns, query, key, value, log_decay, strength, state, kept, new, output
 ):
     """Pairs from `first` up to `last`; `state` holds the initial states and ends as the final ones."""
-    num_heads, num_keys, num_values = key.shape[2], key.shape[3], value.shape[3]
+    num_keys, num_values, num_groups = key.shape[3], value.shape[3], kept.shape[2]
     keyed, valued = new_rows(4, SEGMENT + 1, num_keys), new_rows(2, SEGMENT, num_values)
-    states = new_tiles(num_heads, num_keys, num_values)
-    for b in range(first // num_heads, -(-last // num_heads)):
-        for h in heads_of(b, num_heads, first, last):
-            take_state(state[b, h], states[h])
+    strengths, states = room(SEGMENT * len(turns)), new_tiles(num_groups, num_values, kept.shape[4])
+    for b in range(first // num_groups, -(-last // num_groups)):
+        for g in groups_of(b, num_groups, first, last):
+            take_state(state, b, g, turns, states[g])
         for s in range(kept.shape[1]):
-            for h in heads_of(b, num_heads, first, last):
-                start, stop = s * SEGMENT, min((s + 1) * SEGMENT, key.shape[1])
-                transpose_tiles(states[h], kept[b, s, h])
-                _take_keys(query, key, log_decay, b, start, h, keyed)
-                take(value, b, start, h, _ONE, valued[0], 0)
+            start = s * SEGMENT
+            for g in groups_of(b, num_groups, first, last):
+                transpose_tiles(states[g], turns, kept[b, s, g])
+                _take_keys(query, key, log_decay, b, start, g, turns, keyed)
+                take(value, b, start, g, turns, valued[0])
+                take_strengths(strength, b, start, g, turns, strengths)
+                num_tokens = min(SEGMENT, key.shape[1] - start)
                 for v in range(0, num_values, LANES):
                     if s == 0:
-                        _recall(states[h, v // LANES], keyed)
-                    _advance(states[h, v // LANES], keyed, valued, v, strength[b, start:stop, h], num_keys)
-                give(valued[0], 0, _ONE, new, b, start, h)
-                give(valued[1], 0, _ONE, output, b, start, h)
-        for h in heads_of(b, num_heads, first, last):
-            give_state(states[h], state[b, h])
+                        _recall(states[g, v // LANES], turns, keyed)
+                    _advance(states[g, v // LANES], turns, keyed, valued, v, strengths, num_tokens, num_keys)
+                give(valued[0], new, b, start, g, turns)
+                give(valued[1], output, b, start, g, turns)
+        for g in groups_of(b, num_groups, first, last):
+            give_state(states[g], state, b, g, turns)
 
 
 @compiled
-def _take_keys(query, key, log_decay, b, start, h, keyed):  # type: ignore[no-untyped-def]
+def _take_keys(query, key, log_decay, b, start, g, turns, keyed):  # type: ignore[no-untyped-def]
     """Rows of queries, keys, decays as factors, and keys times decays, which recall; those of the next token also."""
-    take(query, b, start, h, _ONE, keyed[0], 0)
-    take(key, b, start, h, _ONE, keyed[1], 0)
-    take(log_decay, b, start, h, _ONE, keyed[3], 0)
+    take(query, b, start, g, turns, keyed[0])
+    take(key, b, start, g, turns, keyed[1])
+    take(log_decay, b, start, g, turns, keyed[3])
     exponentiate(keyed[3], keyed[2])
     size = keyed[0].size
     for at in range(size, 2 * size, LANES):
@@ -124,43 +136,44 @@ def _take_keys(query, key, log_decay, b, start, h, keyed):  # type: ignore[no-un
 
 
 @compiled
-def _recall(tile_X: Any, keyed: Any) -> None:
+def _recall(tile_X: Any, turns: Any, keyed: Any) -> None:
     """What the first key recalls of the decayed state."""
     recall, recalls = splat(_ZERO), 3 * keyed[0].size
-    for k in range(keyed.shape[2]):
-        recall = fma(splat_from(keyed, recalls + k), load(tile_X, k * LANES), recall)
+    for k in range(keyed.shape[2] // len(turns)):
+        recall = fma(splat_in_turn(keyed, recalls + k * len(turns), turns), load(tile_X, k * LANES), recall)
     store(tile_X, tile_X.size - LANES, recall)
 
 
 @compiled
-def _advance(tile_X: Any, keyed: Any, valued: Any, v: int, strength_T: Any, num_keys: int) -> None:
+def _advance(tile_X, turns, keyed, valued, v, strengths, num_tokens, num_keys):  # type: ignore[no-untyped-def]
     """Tokens one after the other in the tile of values from `v` on; values become what is new about them."""
-    width, size = keyed.shape[2], keyed[0].size
+    width, size, step = keyed.shape[2], keyed[0].size, len(turns)
     recall = load(tile_X, tile_X.size - LANES)
-    for t in range(strength_T.size):
+    for t in range(num_tokens):
         place = t * valued.shape[2] + v
         novel = subtract(load(valued, place), recall)
         store(valued, place, novel)
-        written = multiply(splat(strength_T[t]), novel)
+        written = multiply(splat_in_turn(strengths, t * step, turns), novel)
         # Two sums each, because an addition waits for the one before.
         read, other_read, recall, other_recall = splat(_ZERO), splat(_ZERO), splat(_ZERO), splat(_ZERO)
         for k in range(0, num_keys, 2):
-            at = t * width + k
-            row = _write(tile_X, k, keyed, at, written)
-            read = fma(splat_from(keyed, at), row, read)
-            recall = fma(splat_from(keyed, 3 * size + at + width), row, recall)
-            row = _write(tile_X, k + 1, keyed, at + 1, written)
-            other_read = fma(splat_from(keyed, at + 1), row, other_read)
-            other_recall = fma(splat_from(keyed, 3 * size + at + 1 + width), row, other_recall)
+            at = t * width + k * step
+            row = _write(tile_X, k, turns, keyed, at, written)
+            read = fma(splat_in_turn(keyed, at, turns), row, read)
+            recall = fma(splat_in_turn(keyed, 3 * size + at + width, turns), row, recall)
+            row = _write(tile_X, k + 1, turns, keyed, at + step, written)
+            other_read = fma(splat_in_turn(keyed, at + step, turns), row, other_read)
+            other_recall = fma(splat_in_turn(keyed, 3 * size + at + step + width, turns), row, other_recall)
         store(valued, valued[0].size + place, add(read, other_read))
         recall = add(recall, other_recall)
     store(tile_X, tile_X.size - LANES, recall)
 
 
 @compiled
-def _write(tile_X: Any, k: int, keyed: Any, at: int, written: Any) -> Any:
+def _write(tile_X: Any, k: int, turns: Any, keyed: Any, at: int, written: Any) -> Any:
     """Decay row k of a tile and write to it."""
     keys, decays = keyed[0].size, 2 * keyed[0].size
-    row = fma(splat_from(keyed, decays + at), load(tile_X, k * LANES), multiply(splat_from(keyed, keys + at), written))
+    added = multiply(splat_in_turn(keyed, keys + at, turns), written)
+    row = fma(splat_in_turn(keyed, decays + at, turns), load(tile_X, k * LANES), added)
     store(tile_X, k * LANES, row)
     return row

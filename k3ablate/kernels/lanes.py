@@ -59,25 +59,28 @@ def _store_whole(typing_context: Any, array: Any, offset: Any, a: Any) -> tuple[
     return types.void(array, types.intp, vector), generate
 
 
-def _totals(typing_context: Any, array: Any, offset: Any) -> tuple[Any, Generate]:
-    """In lane i the sum over vector i, of 16 that follow each other from flat position `offset` of a float32 array.
+def _totals(typing_context: Any, array: Any, offset: Any, turns: Any) -> tuple[Any, Generate]:
+    """Sums over 16 / G vectors that follow each other from flat position `offset` of a float32 array.
 
-    Halves of two vectors change places and are added, four times over: a fourth of the work of 16 single sums.
+    In lane i G + h stands what vector i has in the lanes of head h (`turns`); with G = 1, all of it. Halves of two
+    vectors change places and are added, up to four times over: a fourth of the work of 16 single sums.
     """
+    num_rows = LANES // turns.count
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, arguments[0]).data
         first = builder.bitcast(builder.gep(data, [arguments[1]]), _VECTOR.as_pointer())
-        rows = [builder.load(builder.gep(first, [ir.IntType(32)(row)]), align=4) for row in range(LANES)]
-        for distance in (8, 4, 2, 1):
+        rows = [builder.load(builder.gep(first, [ir.IntType(32)(row)]), align=4) for row in range(num_rows)]
+        while len(rows) > 1:
+            distance = LANES // 2 * len(rows) // num_rows
             kept = [lane if not lane & distance else lane + LANES for lane in range(LANES)]
             moved = [lane ^ distance if not lane & distance else (lane ^ distance) + LANES for lane in range(LANES)]
             sides = [ir.Constant(_INTEGERS, lanes) for lanes in (kept, moved)]
-            pairs = zip(rows[:distance], rows[distance:], strict=True)
+            pairs = zip(rows[: len(rows) // 2], rows[len(rows) // 2 :], strict=True)
             rows = [builder.fadd(*(builder.shuffle_vector(*pair, lanes) for lanes in sides)) for pair in pairs]
         return rows[0]
 
-    return vector(array, types.intp), generate
+    return vector(array, types.intp, turns), generate
 
 
 highest: Any = intrinsic(_highest)

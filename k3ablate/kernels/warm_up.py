@@ -62,6 +62,8 @@ def _linear_attention() -> None:
     query, key, value, logits = (_zeros(1, 2, 1, WIDTH) for _ in range(4))
     log_decay = bounded_decay(logits, _zeros(1, WIDTH), _zeros(1), -5.0)
     output_BTHV, _ = kda(query, key, value, log_decay, _zeros(1, 2, 1))
+    narrow = _zeros(1, 2, 1, WIDTH // 2)  # two heads share a vector, in a kernel of their own
+    torch.autograd.backward(kda(narrow, narrow, narrow, narrow, _zeros(1, 2, 1))[0].sum())
     gated_BTHV = gated_norm(unit_length(output_BTHV), value, _zeros(WIDTH), 1e-5)
     convolved_BTP = short_convolution(_zeros(1, 2, WIDTH), _zeros(1, 1, WIDTH), _zeros(WIDTH, 2))
     torch.autograd.backward(gated_BTHV.sum() + convolved_BTP.sum())

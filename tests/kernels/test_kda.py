@@ -160,6 +160,48 @@ def test_fast_equals_recurrence_at_odd_widths(
     assert_close(results_and_gradients(function, inputs, dtype), expected, TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("width", [4, 8, 12, 16, 24])
+@pytest.mark.parametrize("num_heads", [2, 13])
+@every_fast_form
+def test_fast_equals_recurrence_where_heads_share_a_vector(
+    function: KdaFunction, dtype: torch.dtype, width: int, num_heads: int
+):
+    """Each head of 13 at another extreme or with decays as they come, so that the last vector has lanes to spare."""
+    inputs = kda_inputs(37, width, width, num_heads=num_heads)
+    for head, (log_decay, strength) in zip(range(1, num_heads), EXTREMES, strict=False):
+        inputs[3][:, :, head], inputs[4][:, :, head] = log_decay, strength
+    expected = results_and_gradients(recurrent_kda, inputs, torch.float64)
+    actual = results_and_gradients(function, inputs, dtype)
+    axes = [2, 1, 2, 2, 2, 2, 2, 1]  # of heads, in output, final state, and the gradients of all inputs
+    for head in range(num_heads):
+        assert_close(
+            (tensor.select(axis, head) for tensor, axis in zip(actual, axes, strict=True)),
+            (tensor.select(axis, head) for tensor, axis in zip(expected, axes, strict=True)),
+            TOLERANCE[dtype],
+        )
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_numba_equals_recurrence_where_heads_share_a_vector_at(length: int):
+    inputs = kda_inputs(length, 7, 8, num_heads=5)
+    expected = results_and_gradients(recurrent_kda, inputs, torch.float64)
+    assert_close(results_and_gradients(numba_kda, inputs, torch.float32), expected, TOLERANCE[torch.float32])
+
+
+@pytest.mark.parametrize("broken", range(6))
+def test_numba_keeps_nan_to_its_head(broken: int):
+    """NaN in one operand of the second of five heads, of which four share a vector."""
+    inputs = kda_inputs(40, 4, 4, num_heads=5)
+    before = results_and_gradients(numba_kda, inputs, torch.float32)
+    axes = [2, 1, 2, 2, 2, 2, 2, 1]  # of heads
+    inputs[broken].select(axes[2 + broken], 1).fill_(torch.nan)
+    after = results_and_gradients(numba_kda, inputs, torch.float32)
+    assert after[0][:, :, 1].isnan().any()
+    others = torch.tensor([0, 2, 3, 4])
+    for tensor, was, axis in zip(after, before, axes, strict=True):
+        assert torch.equal(tensor.index_select(axis, others), was.index_select(axis, others))
+
+
 @every_fast_form
 def test_fast_equals_recurrence_with_one_key_written_over_and_over(function: KdaFunction, dtype: torch.dtype):
     """The hardest system a chunk can pose: each write undoes the one before."""
@@ -205,13 +247,15 @@ def test_causal(function: KdaFunction):
     assert not torch.allclose(before[:, 21:], after[:, 21:])
 
 
-def test_the_number_of_threads_changes_no_bit():
-    """Three threads take parts that begin inside a sequence."""
-    alone = results_and_gradients(numba_kda, kda_inputs(40, num_heads=5), torch.float32)
+@pytest.mark.parametrize("width", [8, 16])
+def test_the_number_of_threads_changes_no_bit(width: int):
+    """Three threads take parts that begin inside a sequence; heads of 8 go by twos."""
+    inputs = kda_inputs(40, width, width, num_heads=7)
+    alone = results_and_gradients(numba_kda, inputs, torch.float32)
     for num_threads in (2, 3):
         torch.set_num_threads(num_threads)
         try:
-            shared = results_and_gradients(numba_kda, kda_inputs(40, num_heads=5), torch.float32)
+            shared = results_and_gradients(numba_kda, inputs, torch.float32)
         finally:
             torch.set_num_threads(1)
         for one, other in zip(alone, shared, strict=True):

@@ -2,6 +2,7 @@
 
 import numba
 import numpy
+import pytest
 
 from k3ablate.kernels.lanes import first_lane, highest, lanes_at_least, store_whole, totals
 from k3ablate.kernels.vector import LANES, load, store
@@ -37,13 +38,15 @@ def test_infinities_are_ordered() -> None:
 
 
 @numba.njit
-def _totals(a, offset, result):
-    store(result, 0, totals(a, offset))
+def _totals(a, offset, turns, result):
+    store(result, 0, totals(a, offset, turns))
 
 
-def test_totals_are_those_of_sixteen_vectors_in_order() -> None:
+@pytest.mark.parametrize("num_heads", [1, 2, 4])
+def test_totals_are_those_of_the_vectors_in_order_for_each_head(num_heads: int) -> None:
     a = numpy.random.default_rng(0).standard_normal(LANES * LANES + 3).astype(numpy.float32)
-    a[3 + 5 * LANES + 11], a[2] = numpy.nan, numpy.inf
+    a[3 + 3 * LANES + 11], a[2], a[3 + LANES * LANES // num_heads :] = numpy.nan, numpy.inf, numpy.inf
     result = numpy.empty(LANES, numpy.float32)
-    _totals(a, 3, result)
-    numpy.testing.assert_allclose(result, a[3:].reshape(LANES, LANES).astype(float).sum(1), rtol=1e-5, atol=1e-6)
+    _totals(a, 3, tuple(range(num_heads)), result)
+    vectors = a[3 : 3 + LANES * LANES // num_heads].astype(float).reshape(-1, LANES // num_heads, num_heads)
+    numpy.testing.assert_allclose(result, vectors.sum(1).ravel(), rtol=1e-5, atol=1e-6)
