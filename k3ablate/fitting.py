@@ -16,6 +16,7 @@ from k3ablate.answers import table as text_table
 from k3ablate.config import InputError
 from k3ablate.fits.arm_fits import COLUMN_OF, ArmFit, ArmFits, Intervals, Options, fit_arms
 from k3ablate.fits.columns import OURS, Columns, canonical
+from k3ablate.fits.common_trunks import common_trunks
 from k3ablate.fits.forecasts import Prediction
 from k3ablate.fits.forms import CHINCHILLA, FORMS, POWER, SHARED, curve_named
 from k3ablate.fits.minimise import Residuals
@@ -153,7 +154,10 @@ def fit(
     found = fit_arms(seen, form or default, options, np.random.default_rng(DRAWS_SEED), left_out)
     convention = flops_convention or f"column {columns.compute} of the table"
     found = replace(found, form_reason=found.form_reason if form or not default else reason)
-    notes = [f"one curve per {columns.arm}" if columns.arm in frame else "one curve for all rows"]
+    notes = [
+        f"one curve per {columns.arm}" if columns.arm in frame else "one curve for all rows",
+        *common_trunks(table),
+    ]
     return Fitted(
         [_answer(found, arm, columns, convention, options, notes) for arm in found.arms],
         [f"form: {found.form_reason}", *notes],

@@ -21,6 +21,7 @@ from k3ablate.answers import (
     PlannedRow,
     Problem,
     Ran,
+    number,
 )
 from k3ablate.config import InputError, located, parse, read_yaml
 from k3ablate.experiment import Experiment, arm_differences, load
@@ -33,6 +34,7 @@ from k3ablate.plan import Plan, PlanRow, data_recipes, expand
 from k3ablate.recipes import experiment_path, recipe_path
 from k3ablate.records import FLOPS_CONVENTION, METRICS_FILE, RUNS_TABLE, RunRecord, Status, read_table, table
 from k3ablate.storage import require_writable
+from k3ablate.training import trunks
 from k3ablate.training.corpus import Corpus, build, known
 from k3ablate.training.data import check_budget
 from k3ablate.training.spec import DataRecipe
@@ -93,7 +95,7 @@ def plan(name: str, root: Path, num_workers: int) -> Planned:
         flops_per_second=rate,
         basis=basis,
         hours_left=flops_left / rate / num_workers / 3600,
-        notes=[] if all(row.spec for row in rows) else [UNBUILT_NOTE],
+        notes=_saved_by_trunks(rows) if all(row.spec for row in rows) else [UNBUILT_NOTE],
         power=design,
         power_text=power_text,
     )
@@ -140,6 +142,7 @@ def run(name: str, root: Path, num_workers: int, reporter: Reporter) -> Ran:
         warm_up()
         prepare_tracking(root, experiment, rows)
     records = local.run_grid(rows, root, experiment.execution, num_workers, reporter)
+    _tell_stored_trunks(root, reporter.say)
     return Ran(experiment.name, Counter(str(record.status) for record in records.values()), problems(rows, records))
 
 
@@ -182,9 +185,11 @@ def plan_from_known_corpora(experiment: Experiment, root: Path) -> Plan:
 
 
 def plan_from_built_corpora(experiment: Experiment, root: Path, say: Say) -> Plan:
-    """The plan with every digest; corpora that are missing are built."""
+    """The plan with every digest; corpora that are missing are built, and runs are told where they part."""
     corpora = {recipe: build(recipe, corpora_folder(root), say) for recipe in data_recipes(experiment)}
-    return _checked_plan(experiment, corpora)
+    found = _checked_plan(experiment, corpora)
+    trunks.announce(root, (row.spec for row in found.rows if row.spec is not None))
+    return found
 
 
 def _checked_plan(experiment: Experiment, corpora: Mapping[DataRecipe, Corpus | None]) -> Plan:
@@ -220,6 +225,27 @@ def problems(rows: Iterable[PlanRow], records: Mapping[str, RunRecord]) -> list[
             reason = record.reason.splitlines()[0]
             found.setdefault(record.digest, Problem(row.label.name, str(record.status), reason))
     return list(found.values())
+
+
+def _saved_by_trunks(rows: Iterable[PlanRow]) -> list[str]:
+    """What runs with other budgets share, in a line."""
+    found = trunks.shared((row.spec, row.flops) for row in rows if row.spec is not None)
+    if found is None:
+        return []
+    return [
+        f"trunks: {found.num_runs} runs of several budgets share {found.num_trunks}, which saves up to "
+        f"{number(found.flops_saved)} of their {number(found.flops)} FLOPs: as much as runs that start later find saved"
+    ]
+
+
+def _tell_stored_trunks(root: Path, say: Say) -> None:
+    """How large the checkpoints are that nothing deletes."""
+    count, num_bytes = trunks.stored(root)
+    if count:
+        say(
+            f"trunks: {count} checkpoints in {root / trunks.FOLDER}, {number(num_bytes)}B; runs with another budget "
+            "start from them, and deleting them loses nothing else"
+        )
 
 
 def _planned_row(row: PlanRow, state: State) -> PlannedRow:
@@ -279,7 +305,7 @@ def _throughput(records: Iterable[RunRecord]) -> tuple[float, str]:
     timed = [record for record in records if record.wall_seconds > 0 and record.flops > 0]
     if not timed:
         return ASSUMED_FLOPS_PER_SECOND, "assumed; nothing has been measured here yet"
-    rate = sum(record.flops for record in timed) / sum(record.wall_seconds for record in timed)
+    rate = sum(record.flops * record.trained_share for record in timed) / sum(record.wall_seconds for record in timed)
     return rate, f"measured on {len(timed)} runs"
 
 
