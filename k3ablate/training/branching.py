@@ -37,15 +37,17 @@ def start_from(folder: Path, found: Trunk, metrics: Path) -> Path | None:
 class SaveTrunk(StepCallback):
     """Saves the trunk where runs part from it, unless another run has. Comes late among callbacks: it saves all others.
 
-    Whoever comes first writes; two that write at once write the same, each in one step.
+    Where a plan says so, and with `keeps_own` where this run's decay begins, for budgets that are added later. Whoever
+    comes first writes; two that write at once write the same, each in one step.
     """
 
-    def __init__(self, folder: Path, found: Trunk, metrics: Path) -> None:
+    def __init__(self, folder: Path, found: Trunk, metrics: Path, *, keeps_own: bool) -> None:
         super().__init__()
         self.folder = folder
         self.trunk = found
         self.metrics = metrics
-        self.steps = wanted_steps(folder, found)
+        wanted = wanted_steps(folder, found) | ({found.num_steps} if keeps_own else set())
+        self.steps = ranks.of_first(wanted)  # another process may see a folder later
         self._is_saving = False
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -250,13 +250,15 @@ class _Run:
             MetricsLog(metrics, every, inspect_every, spec, self.counts, self.clock, balancers),
             TimeLimit(limit),
             self.stop_request,
-            *(
-                []
-                if self.trunk is None
-                else [SaveTrunk(trunks.folder_of(self.folder.parent, self.trunk), self.trunk, metrics)]
-            ),
+            *self._saving_trunk(metrics),
             SaveCheckpoints(self.checkpoints, spec.digest(), execution.checkpoint_seconds),
         ]
+
+    def _saving_trunk(self, metrics: Path) -> list[Callback]:
+        if self.trunk is None:
+            return []
+        folder = trunks.folder_of(self.folder.parent, self.trunk)
+        return [SaveTrunk(folder, self.trunk, metrics, keeps_own=self.execution.keep_trunks)]
 
     def _fit(self, checkpoint: Path | None) -> None:
         seed, share = stream(self.spec.order_seed, "data"), self.place.share

@@ -171,6 +171,7 @@ class Execution(Config):
     log_every_steps: PositiveInt = 10
     inspect_every_lines: PositiveInt = 5  # logged steps that also measure activations
     num_threads: PositiveInt = Field(default=1, le=1024)  # torch threads of one worker, or of each rank
+    keep_trunks: bool = False  # save where a WSD decay begins also for budgets that no plan has yet
     max_hours: PositiveFloat | None = None  # then the run stops as out_of_time, resumable
     strategy: Literal["single", "ddp", "fsdp"] = "single"  # fsdp: weights and optimizer state are cut over ranks, too
     num_devices: PositiveInt = 1  # of one run on each node; one process (rank) each

@@ -66,9 +66,9 @@ def announce(root: Path, specs: Iterable[RunSpec]) -> None:
 
 
 def wanted_steps(folder: Path, found: Trunk) -> frozenset[int]:
-    """After how many steps the trunk is to be saved by this run: its own end, and where others part before."""
+    """After how many steps runs of some plan part from the trunk, as far as this run goes along with it."""
     there = (int(path.name.partition("-")[2]) for path in folder.glob("wanted-*"))
-    return frozenset({found.num_steps, *(num_steps for num_steps in there if num_steps <= found.num_steps)})
+    return frozenset(num_steps for num_steps in there if num_steps <= found.num_steps)
 
 
 def shared(specs: Iterable[tuple[RunSpec, float]]) -> Shared | None:

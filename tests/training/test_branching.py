@@ -22,7 +22,7 @@ from k3ablate.training.spec import Execution, RunSpec
 
 Spec = Callable[..., RunSpec]
 WSD = {"kind": "wsd", "warmup_steps": 3, "decay_fraction": 0.4}
-OFTEN = Execution(log_every_steps=1, inspect_every_lines=2, checkpoint_seconds=1e-9)
+OFTEN = Execution(log_every_steps=1, inspect_every_lines=2, checkpoint_seconds=1e-9, keep_trunks=True)
 TOKENS_PER_STEP = 64
 MUON = {"kind": "muon", "learning_rate": 0.01, "cut": "per_head", "rest": {"learning_rate": 0.01}}
 
@@ -120,6 +120,17 @@ def test_a_branch_is_bit_for_bit_the_run_it_would_be_alone(
     assert {num_steps: record.branched_at for num_steps, record in together.items()} == expected
     assert saved(root) == ["step-000000008.ckpt", "step-000000012.ckpt", "step-000000018.ckpt"]
     assert trunks.stored(root)[0] == 3
+
+
+@pytest.mark.slow
+def test_nothing_is_kept_that_no_plan_needs(of_steps: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:
+    execution = OFTEN.replaced("keep_trunks", False)
+    trunks.announce(tmp_path, [of_steps(14), of_steps(14, seed=1)])  # one budget
+    trained(of_steps(14), tmp_path, tiny_corpus, execution)
+    assert saved(tmp_path) == []
+    trunks.announce(tmp_path, [of_steps(20), of_steps(30)])
+    trained(of_steps(20), tmp_path, tiny_corpus, execution)
+    assert saved(tmp_path) == ["step-000000012.ckpt"]
 
 
 @pytest.mark.slow
