@@ -202,7 +202,11 @@ def status(experiment: str, *, watch: Watch = False, every: Every = 10.0, json: 
         raise InputError(f"--every {every:g}: seconds between two looks; write 1 or more")
     from k3ablate import watching
 
-    return _show(watching.watch(experiment, _root(), every, watching.screen(sys.stdout)), as_json=False)
+    try:
+        return _show(watching.watch(experiment, _root(), every, watching.screen(sys.stdout)), as_json=False)
+    except BrokenPipeError:  # its reader has seen enough
+        _drop_output()
+        return DONE
 
 
 @app.command

@@ -23,6 +23,7 @@ from k3ablate.recipes import experiment_path
 from k3ablate.records import SETTLED, RunRecord
 from k3ablate.verbs import digests, plan_from_known_corpora, problems
 
+MAX_PROBLEMS = 50  # lines for people
 OVER = SETTLED_STATES | {State.FAILED}  # nothing will happen to these by itself, nor has to
 
 
@@ -81,7 +82,9 @@ class Standings:
         """Lines below the summary: attempts by cause, every problem's first line, and what is not known."""
         tried = {cause.replace("_", " "): times for cause, times in self.attempts.items()}
         lines = [f"attempts that settled nothing: {by_state(tried)}"] if tried else []
-        lines += [problem.text() for problem in self.problems]
+        lines += [problem.text() for problem in self.problems[:MAX_PROBLEMS]]
+        if len(self.problems) > MAX_PROBLEMS:
+            lines.append(f"... and {len(self.problems) - MAX_PROBLEMS} more; --json has them all")
         return [*lines, printable(self.note)] if self.note else lines
 
     def text(self) -> str:

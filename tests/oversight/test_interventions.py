@@ -109,7 +109,7 @@ def test_failed_lost_and_stale_runs_are_open_again_and_nothing_else_is_touched(
     grid.settle(2, Status.FAILED)
     for _ in range(3):
         grid.attempt(2, Cause.WORKER_DIED)
-    grid.submitted("7", [3])
+    grid.submitted("7", [3], [2])
     (grid.folders[4].path / "lease.json").write_text("{}")
     grid.attempt(4, Cause.TIME_LIMIT)
     grid.train(5)

@@ -2,19 +2,18 @@
 
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from k3ablate import cli, watching
+from k3ablate import cli, standings, watching
 from k3ablate.answers import as_json
 from k3ablate.jobs.attempts import Cause
 from k3ablate.jobs.whereabouts import Lookout
@@ -97,6 +96,15 @@ def test_lost_runs_are_named_with_their_end_and_a_silent_slurm_is_told(grid: Any
     slurm.refuse("squeue", "Unable to contact slurm controller\x1b[2J")
     last = status(grid.name, grid.root).text().splitlines()[-1]
     assert last.startswith("Slurm does not answer (Unable to contact slurm controller?[2J)")
+
+
+def test_of_many_problems_people_see_the_first(grid: Any, slurm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standings, "MAX_PROBLEMS", 3)
+    for index in range(5):
+        grid.settle(index, Status.FAILED)
+    found = status(grid.name, grid.root)
+    assert found.details()[3:] == ["... and 2 more; --json has them all"]
+    assert len(json.loads(as_json(found))["problems"]) == 5
 
 
 def test_text_of_runs_is_shown_and_never_rendered(grid: Any, slurm: Any) -> None:
@@ -187,18 +195,39 @@ def test_options_that_do_not_fit(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.slow
-def test_ctrl_c_ends_watching_with_its_own_code(grid: Any, tmp_path: Path) -> None:
-    (tmp_path / "interrupting.py").write_text(
-        "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    )
+def broken_pipe(text: str) -> int:
+    raise BrokenPipeError
+
+
+@pytest.fixture
+def watcher(grid: Any) -> Iterator[subprocess.Popen[str]]:
+    """`status --watch` as a process of its own that takes Ctrl-C, as in the foreground of a terminal."""
     for name in ("train", "validation"):
-        (tmp_path / f"{name}.txt").write_text("no corpus is built of it")
-    program = "import interrupting\nfrom k3ablate.cli import main\nmain(['status', 'seen.yaml', '--watch'])\n"
+        Path(f"{name}.txt").write_text("no corpus is built of it")
+    program = (
+        "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from k3ablate.cli import main\nmain(['status', 'seen.yaml', '--watch', '--every', '1'])\n"
+    )
     process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )  # fmt: skip
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_watching_ends_when_nobody_reads(grid: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    dropped: list[bool] = []
+    monkeypatch.setattr(sys.stdout, "write", broken_pipe)
+    monkeypatch.setattr(cli, "_drop_output", lambda: dropped.append(True))
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["status", grid.name, "--watch"])
+    assert (stopped.value.code, dropped) == (cli.DONE, [True])
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_watching_with_its_own_code(watcher: subprocess.Popen[str]) -> None:
+    process = watcher
     assert process.stdout is not None
     first = process.stdout.readline()
     time.sleep(0.2)
