@@ -93,7 +93,7 @@ class Standings:
 
     def _cell(self, arm: str, size: str) -> str:
         speed = self.tokens_per_second.get(arm, {}).get(size)
-        pace = f" at {number(speed)} tokens/s" if speed else ""
+        pace = f" ({number(speed)} tokens/s)" if speed else ""
         return by_state(self.counts[arm].get(size, {})) + pace
 
 
