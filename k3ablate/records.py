@@ -21,7 +21,7 @@ from k3ablate.storage import write_atomic
 COLUMNS = (
     "digest", "experiment", "arm", "size", "seed", "status", "reason", "loss", "bits_per_byte", "flops", "flops_6nd",
     "active_params", "total_params", "tokens", "wall_seconds", "mismatch", "corpus", "validation", "varied", "trunk",
-    "tokens_trained",
+    "tokens_trained", "validation_content",
 )  # fmt: skip
 
 # Loss and bits per byte of every other validation set follow as `loss:<set>` and `bits_per_byte:<set>`.
@@ -50,11 +50,12 @@ SETTLED = frozenset({Status.FINISHED, Status.DIVERGED})  # never trained again
 
 
 class Evaluation(Config):
-    """Cross-entropy on one validation set: nats per token, bits per byte, tokens it was read on."""
+    """Cross-entropy on one validation set: nats per token, bits per byte, tokens it was read on, and which set."""
 
     loss: float = Field(gt=0)
     bits_per_byte: float = Field(gt=0)
     num_tokens: int = Field(gt=0)
+    content: str | None = None  # digest of the set's tokens and tokenizer; not in records of before it was kept
 
 
 class OfRun(Closed):
@@ -252,6 +253,7 @@ def _row(label: Label, record: RunRecord) -> dict[str, object]:
         "validation": PUBLISHED_SET,
         "varied": str(label.varied),
         "trunk": record.trunk,
+        "validation_content": published.content if published else None,
         "tokens_trained": round(record.tokens * record.trained_share),
     }
     for name, evaluation in record.evaluations.items():

@@ -5,6 +5,7 @@ return is in `answers`. Nothing here prints; `run` reports its progress to a `Re
 figures in `publishing`, models are counted in `counting`.
 """
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -32,7 +33,16 @@ from k3ablate.kernels.warm_up import warm_up
 from k3ablate.labels import Labels
 from k3ablate.plan import Plan, PlanRow, data_recipes, expand
 from k3ablate.recipes import experiment_path, recipe_path
-from k3ablate.records import FLOPS_CONVENTION, METRICS_FILE, RUNS_TABLE, RunRecord, Status, read_table, table
+from k3ablate.records import (
+    FLOPS_CONVENTION,
+    METRICS_FILE,
+    PUBLISHED_SET,
+    RUNS_TABLE,
+    RunRecord,
+    Status,
+    read_table,
+    table,
+)
 from k3ablate.storage import require_writable
 from k3ablate.training import trunks
 from k3ablate.training.corpus import Corpus, build, known
@@ -198,10 +208,23 @@ def _checked_plan(experiment: Experiment, corpora: Mapping[DataRecipe, Corpus | 
     with located(experiment.name):
         expanded = expand(experiment, names.__getitem__)
     by_digest = {corpus.digest: corpus for corpus in corpora.values() if corpus is not None}
+    _check_validation(experiment.name, corpora)
     for row in expanded.rows:
         if row.spec is not None:
             _check_row_budget(row, by_digest[row.spec.corpus])
     return expanded
+
+
+def _check_validation(name: str, corpora: Mapping[DataRecipe, Corpus | None]) -> None:
+    """Data recipes are compared on one validation set; InputError for arms with several."""
+    built = [corpus for corpus in corpora.values() if corpus is not None]
+    for first, other in itertools.pairwise(built):
+        if other.content(PUBLISHED_SET) != first.content(PUBLISHED_SET):
+            raise InputError(
+                f"{name}: its data recipes have different {PUBLISHED_SET} sets (corpora {first.digest} and "
+                f"{other.digest}), on which losses do not compare; hold out the same text in all of them (the same "
+                "packages, or the same files under `validation`), cut by the same tokenizer"
+            )
 
 
 def _check_row_budget(row: PlanRow, corpus: Corpus) -> None:

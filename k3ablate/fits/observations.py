@@ -1,9 +1,10 @@
 """Which rows of a table of records may be compared, and which are left out, and why?
 
 Takes the columns of `records.COLUMNS` or anybody's table that `columns.canonical` has read; `status`, `reason` and
-`digest` are used where they are there, and so are columns of which a table may hold one value only: `corpus`,
-`validation`, `metric` and units. Other text columns that are constant within every arm are taken as components' levels.
-Nothing is fitted here, and no row is dropped without an entry in `excluded`.
+`digest` are used where they are there, and so are columns of which a table may hold one value only: `validation`,
+`metric`, units, and `corpus`, of which several may share one `validation_content`. Other text columns that are constant
+within every arm are taken as components' levels. Nothing is fitted here, and no row is dropped without an
+entry in `excluded`.
 """
 
 import difflib
@@ -161,6 +162,8 @@ def _refuse_mixtures(rows: pandas.DataFrame) -> None:
     for column in rows:
         if not SINGLE_VALUED.fullmatch(str(column)) or _measures(str(column), rows[column]):
             continue
+        if column == "corpus" and _share_validation(rows[finished]):
+            continue
         empty = rows[column].isna() | (rows[column].map(lambda cell: str(cell).strip()) == "")
         values = sorted(map(str, rows[column][~empty].unique()))
         if len(values) > 1:
@@ -175,6 +178,12 @@ def _refuse_mixtures(rows: pandas.DataFrame) -> None:
                 f"{int(finished.sum())} finished rows have none); write it on every row, or keep the rows that have it "
                 f"(--where {column}={values[0]})"
             )
+
+
+def _share_validation(finished: pandas.DataFrame) -> bool:
+    """Whether runs of several corpora, as data recipes make them, were evaluated on one set, by its content."""
+    contents = finished["validation_content"] if "validation_content" in finished else pandas.Series(dtype=object)
+    return len(contents) > 0 and bool(contents.notna().all()) and contents.nunique() == 1
 
 
 def _measures(name: str, column: pandas.Series) -> bool:

@@ -40,7 +40,8 @@ def evaluate(
     loss = total / num_tokens
     if not math.isfinite(loss):
         return None
-    return Evaluation(loss=loss, bits_per_byte=corpus.bits_per_byte(loss, name), num_tokens=num_tokens)
+    bits_per_byte = corpus.bits_per_byte(loss, name)
+    return Evaluation(loss=loss, bits_per_byte=bits_per_byte, num_tokens=num_tokens, content=corpus.content(name))
 
 
 def _of_all_ranks(total: float, num_tokens: int) -> tuple[float, int]:

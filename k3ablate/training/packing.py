@@ -1,7 +1,8 @@
 """Which documents enter a corpus, and how are they laid out? Selection, and one token file per set.
 
-A document is dropped when its text was already taken, is empty, or holds NUL (the separator). Held-out sets are read
-before the training set, so no text of theirs is ever trained on. Nothing here knows recipes or digests of corpora.
+A document is dropped when its text was already taken, is empty, holds NUL (the separator), or is refused by its source
+as training text. Held-out sets are read before the training set, so no text of theirs is ever trained on. Nothing here
+knows recipes or digests of corpora.
 """
 
 import hashlib
@@ -40,11 +41,14 @@ def select(documents: Documents, dropped: Counter[str]) -> Iterator[Document]:
             data = text.encode()
             key = hashlib.sha256(data).digest()
             short_key = key[:16]  # 128 bits: two different texts do not meet
-            reason = _unusable(text) or ("duplicate" if short_key in seen else None)
+            is_train = set_name == TRAIN_SET
+            reason = _unusable(text) or (documents.refused(text) if documents.refused and is_train else None)
+            reason = reason or ("duplicate" if short_key in seen else None)
             if reason is not None:
                 dropped[reason] += 1
                 continue
-            seen.add(short_key)
+            if not (is_train and documents.keeps_copies):
+                seen.add(short_key)
             document = Document(_assigned(set_name, key, documents.held_out_fraction), data)
             num_train_bytes += len(data) if document.set_name == TRAIN_SET else 0
             if documents.max_bytes is not None and num_train_bytes > documents.max_bytes:

@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-# Test folders are left out: they are half of the standard library's bytes, and much of that is tables of test data.
 # Installed packages below the standard library's folder are reached through their distributions instead.
-EXCLUDED_FOLDERS = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
+EXCLUDED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
 
 # This package is left out, so that editing it does not change the corpus it is measured on.
 OURSELVES = "k3ablate"
@@ -37,7 +36,7 @@ class PythonFile(NamedTuple):
 def python_files() -> list[PythonFile]:
     """Every Python file of the standard library and of the installed distributions, in the order of a hash of its name.
 
-    The hash mixes the packages, so that any prefix is a sample of the whole.
+    The hash mixes the packages, so that any prefix is a sample of the whole. Tests are among them.
     """
     files = {file.name: file for file in [*_standard_library(), *_installed()]}
     return sorted(files.values(), key=lambda file: hashlib.sha256(file.name.encode()).digest())
@@ -67,7 +66,7 @@ def _installed() -> Iterator[PythonFile]:
 
 
 def _is_excluded(parts: tuple[str, ...]) -> bool:
-    """Tests, scripts outside the package root, and the shims of editable installs, which name a folder here."""
+    """Scripts outside the package root, and the shims of editable installs, which name a folder here."""
     return (
         parts[0] in ("..", OURSELVES) or parts[0].startswith("__editable__") or not EXCLUDED_FOLDERS.isdisjoint(parts)
     )

@@ -7,14 +7,16 @@ reading it, so that a corpus built before is recognised in milliseconds; it does
 import difflib
 import glob
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from k3ablate.config import InputError, Tree
 from k3ablate.records import PUBLISHED_SET
+from k3ablate.training.curation import PythonRules, name_refused, text_refused
 from k3ablate.training.python_sources import OURSELVES, PythonFile, environment, python_files
 from k3ablate.training.spec import HubDataset, LocalFiles, PythonSources, SourceConfig
 
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 TRAIN_SET = "train"
 OUT_OF_DISTRIBUTION_SET = "out_of_distribution"
+
+HELD_OUT_RULES = PythonRules()  # whatever the recipe's are
 
 # Held-out sets are read first, so that a text that sits in several sets stays out of the training set.
 READING_ORDER = (PUBLISHED_SET, OUT_OF_DISTRIBUTION_SET, TRAIN_SET)
@@ -63,6 +67,9 @@ class Documents:
     sets: Mapping[str, Iterable[str]]
     held_out_fraction: float = 0.0  # of the training texts, chosen by a hash, for a source without a validation set
     max_bytes: int | None = None  # of training text
+    refused: Callable[[str], str | None] | None = None  # why a training text is left out; None if it is kept
+    keeps_copies: bool = False  # of training texts within the training set
+    left_out: Mapping[str, int] = field(default_factory=dict)  # documents that are not offered, by reason
 
 
 def documents(source: SourceConfig, cache: Path) -> Documents:
@@ -111,13 +118,26 @@ def quiet() -> Iterator[None]:
 
 
 def _python_documents(source: PythonSources, cache: Path) -> Documents:
+    rules = source.rules
     files = python_files()
     held_out = _held_out_packages(source, {file.package for file in files})
     chosen: dict[str, list[PythonFile]] = {name: [] for name in (TRAIN_SET, *held_out.values())}
+    left_out: Counter[str] = Counter()
     for file in files:
-        chosen[held_out.get(file.package, TRAIN_SET)].append(file)
+        set_name = held_out.get(file.package, TRAIN_SET)
+        reason = name_refused(file.name, rules if set_name == TRAIN_SET else HELD_OUT_RULES)
+        if reason is None:
+            chosen[set_name].append(file)
+        else:
+            left_out[reason] += 1
     sets = {name: Texts(_read_python(members, cache), "text", "python sources") for name, members in chosen.items()}
-    return Documents(sets, max_bytes=source.max_bytes)
+    return Documents(
+        sets,
+        max_bytes=source.max_bytes,
+        refused=lambda text: text_refused(text, rules),
+        keeps_copies=rules.copies,
+        left_out=left_out,
+    )
 
 
 def _held_out_packages(source: PythonSources, installed: set[str]) -> dict[str, str]:

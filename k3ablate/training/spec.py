@@ -11,6 +11,7 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from k3ablate.config import Config, InputError
 from k3ablate.model.decoder import ModelConfig
+from k3ablate.training.curation import PythonRules
 from k3ablate.training.optimizers import OptimizerConfig
 from k3ablate.training.schedules import ScheduleConfig
 
@@ -21,12 +22,14 @@ class PythonSources(Config):
     """Python files that are on any machine: the standard library and the installed distributions.
 
     Whole top-level packages are held out: `validation` from the same kind of code, `out_of_distribution` from another.
+    What is held out does not depend on `rules`, which the training text alone follows.
     """
 
     kind: Literal["python_sources"] = "python_sources"
     validation: tuple[str, ...]
     out_of_distribution: tuple[str, ...]
     max_bytes: PositiveInt | None = None  # of training text, before tokenizing; None takes everything
+    rules: PythonRules = PythonRules()
 
 
 class HubDataset(Config):

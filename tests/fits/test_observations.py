@@ -166,3 +166,14 @@ def test_rows_of_an_arm_have_one_order_whatever_the_table_has(planted_table: Tab
     assert list(seen.by_name().points) == list(other.by_name().points) == sorted(seen.points)
     assert seen.excluded == other.excluded
     assert len(seen.excluded) == 2
+
+
+def test_runs_of_several_corpora_compare_where_they_share_a_validation_set(planted_table: Tables) -> None:
+    """As data recipes make them; a set that is not known to be the same is not taken for it."""
+    frame = planted_table()
+    frame["corpus"] = np.where(frame["arm"] == frame["arm"].iloc[0], "raw", "curated")
+    assert frame["corpus"].nunique() == 2
+    assert observations(frame.assign(validation_content="c0ffee")).points.keys() == set(frame["arm"])
+    for contents in (None, frame["corpus"], ["c0ffee"] * (len(frame) - 1) + [None]):
+        with pytest.raises(InputError, match=r"2 values of corpus \(curated, raw\); losses of more than one corpus"):
+            observations(frame.assign(validation_content=contents))

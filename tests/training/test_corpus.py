@@ -282,3 +282,15 @@ def test_missing_corpus_and_set_are_named(recipe: Recipe, folder: Path) -> None:
         open_corpus("0123", folder)
     with pytest.raises(InputError, match="no set 'test'; this corpus has train, validation"):
         build(recipe(), folder, silent).num_tokens("test")
+
+
+def test_content_of_a_set_is_that_of_its_tokens_whatever_the_corpus(recipe: Recipe, folder: Path) -> None:
+    one, other = build(recipe(), folder, silent), build(recipe([*TRAIN, "more"], name="other"), folder, silent)
+    assert one.digest != other.digest
+    assert one.content("validation") == other.content("validation")
+    assert one.content("train") != other.content("train")
+    assert one.content("validation") != one.content("train")
+    pairs = build(recipe(tokenizer=BytePairs(vocabulary_size=257)), folder, silent)
+    assert pairs.content("validation") != one.content("validation")
+    with pytest.raises(InputError, match="no set 'test'"):
+        one.content("test")

@@ -13,6 +13,7 @@ import pytest
 from k3ablate.config import InputError, parse, read_yaml
 from k3ablate.training import sources
 from k3ablate.training.corpus import Corpus, build
+from k3ablate.training.curation import PythonRules
 from k3ablate.training.python_sources import PythonFile, environment, python_files
 from k3ablate.training.sources import fingerprint
 from k3ablate.training.spec import DataRecipe, HubDataset, LocalFiles, PythonSources
@@ -106,7 +107,8 @@ def test_machine_has_the_packages_of_the_recipe() -> None:
     names = [file.name for file in files]
     assert len(set(names)) == len(names)
     assert {"bisect.py", "asyncio/events.py", "numpy/__init__.py"} <= set(names)
-    assert not [name for name in names if {"test", "tests", "k3ablate"} & set(name.split("/"))]
+    assert not [name for name in names if name.startswith("k3ablate/")]
+    assert any("/tests/" in name for name in names)  # which rules leave out
     assert all(file.path.is_absolute() for file in files)
     assert names == [file.name for file in python_files()]
     source = parse(DataRecipe, read_yaml(RECIPES / "python.yaml"), "python.yaml").source
@@ -274,3 +276,44 @@ def test_settings_of_the_library_are_put_back() -> None:
     with sources.quiet():
         assert settings() == (True, datasets.logging.CRITICAL, False)
     assert settings() == before
+
+
+def test_rules_choose_training_text_and_leave_what_is_held_out(
+    packages: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packages |= {
+        "core/tests/check.py": "assert True\n",
+        "near/tests/check.py": "assert near\n",
+        "core/again.py": "c = 3\n",
+        "core/_vendor/told.py": '"""Told."""\n',
+        "core/told.py": '"""Told as well."""\n',
+    }
+    for name, text in packages.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(sources, "python_files", lambda: [PythonFile(name, tmp_path / name) for name in packages])
+
+    def with_rules(rules: PythonRules) -> Corpus:
+        return built(PythonSources(validation=("near",), out_of_distribution=("algebra",), rules=rules), tmp_path)
+
+    plain = with_rules(PythonRules())
+    raw = with_rules(PythonRules(tests="keep", copies=True))
+    curated = with_rules(PythonRules(tests="drop", vendored=False, generated=False, least_documented=0.5))
+    for held_out in ("validation", "out_of_distribution"):
+        assert len({corpus.content(held_out) for corpus in (plain, raw, curated)}) == 1
+    assert "assert near\n" not in texts(raw, "train") + texts(raw, "validation")  # tests of held-out code: nowhere
+    assert sorted(texts(raw, "train")) == sorted([
+        "alone = True\n", "c = 3\n", "c = 3\n", "assert True\n", '"""Told."""\n', '"""Told as well."""\n',
+    ])  # fmt: skip
+    assert texts(curated, "train") == ['"""Told as well."""\n']
+    assert curated.facts.dropped == {"test": 2, "undocumented": 4, "vendored": 1}
+    assert plain.facts.dropped == {"duplicate": 2, "test": 2}
+
+
+def test_curated_and_raw_python_hold_out_what_python_does() -> None:
+    held_out = set()
+    for name in ("python", "python-raw", "python-curated"):
+        recipe = parse(DataRecipe, read_yaml(RECIPES / f"{name}.yaml"), name)
+        assert isinstance(recipe.source, PythonSources)
+        held_out.add((recipe.source.validation, recipe.source.out_of_distribution, recipe.tokenizer))
+    assert len(held_out) == 1
