@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 3
 DEMO = "demo"
-RESUMABLE = ("run", DEMO)  # what else is interrupted starts afresh
+RESUMABLE = ("run", "tune", DEMO)  # what else is interrupted starts afresh
 
 app = App(
     name="k3ablate",
@@ -123,6 +123,19 @@ Watch = Annotated[bool, Parameter(negative="", help="Look again and again until 
 Every = Annotated[float, Parameter(help="Seconds between two looks of --watch.")]
 OnlyArm = Annotated[str | None, Parameter(name="--arm", help="Only runs of this arm.")]
 OnlySize = Annotated[str | None, Parameter(name="--size", help="Only runs of this size.")]
+TunedArms = Annotated[list[str] | None, Parameter(name="--arm", negative="", help="Tune this arm; may repeat.")]
+TunedSizes = Annotated[
+    list[str] | None, Parameter(name="--size", negative="", help="Tune at this proxy size; may repeat.")
+]
+Trials = Annotated[
+    int | None, Parameter(help="Trials of every arm at every size, where it is not what EXPERIMENT says.")
+]
+Extend = Annotated[
+    bool, Parameter(name="--extend", negative="", help="First widen each range whose optimum lies at an edge.")
+]
+TunedFolder = Annotated[
+    Path | None, Parameter(name="--output", help="Folder of the recipes; default: recipes/tuned/EXPERIMENT.")
+]
 Workers = Annotated[int | None, Parameter(help="Worker processes, one run each at a time; default: one per core.")]
 
 
@@ -159,6 +172,37 @@ def run(experiment: str, *, workers: Workers = None, json: Json = False) -> int:
     else:
         _say(ran.text())
     return _code_of(ran)
+
+
+@app.command
+def tune(
+    experiment: str,
+    *,
+    arm: TunedArms = None,
+    size: TunedSizes = None,
+    trials: Trials = None,
+    extend: Extend = False,
+    output: TunedFolder = None,
+    workers: Workers = None,
+    json: Json = False,
+) -> int:
+    """Bring each arm to its own optimum: the same space and number of trials for all; goes on where it was interrupted.
+
+    EXPERIMENT says what is varied (`tuning:`), and another one, or itself, takes the result by `tuned: EXPERIMENT`.
+    Several processes may tune one experiment in one folder of runs.
+    """
+    from k3ablate import optimising
+    from k3ablate.jobs.progress import reporter
+
+    answer = optimising.tune(
+        experiment, _root(), _workers(workers), reporter(sys.stderr), arms=arm or (), sizes=size or (),
+        num_trials=None if trials is None else _at_least_one(trials, "--trials"), is_extended=extend, output=output,
+    )  # fmt: skip
+    _show(answer, json)
+    statuses = {problem.status for problem in answer.problems}
+    if "failed" in statuses:
+        return FAILED
+    return INTERRUPTED if statuses else DONE
 
 
 @app.command

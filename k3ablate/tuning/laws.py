@@ -1,0 +1,78 @@
+"""How does an optimum move with size? A power law of the baseline's training FLOPs through the optima of an arm.
+
+Straight line in logarithms, weighted by how well each optimum is known. Its interval says what that knowledge gives,
+widened where three or more optima scatter further than they should. Only optima that a curve tells take part: a best
+trial, or one at the edge of its range, says nothing of how far off it is.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+from k3ablate.tuned import Law, TunedSize
+
+TAIL = 0.025
+FEWEST = 2  # sizes
+SMALLEST_ERROR = 1e-6  # of a logarithm: an optimum without noise counts no more than this
+
+
+@dataclass(frozen=True)
+class _Known:
+    size: str
+    flops: float
+    value: float
+    low: float
+    high: float
+
+    @property
+    def error(self) -> float:
+        """Standard error of ln value, from the width of a 95 percent interval."""
+        width = math.log(self.high) - math.log(self.low)
+        return max(SMALLEST_ERROR, width / (2 * float(stats.norm.isf(TAIL))))
+
+
+def laws(sizes: Mapping[str, TunedSize]) -> dict[str, Law]:
+    """The law of every path whose optimum is known at two sizes or more."""
+    paths = list(dict.fromkeys(path for size in sizes.values() for path in size.paths))
+    found = {path: _law(_known(path, sizes)) for path in paths}
+    return {path: law for path, law in found.items() if law is not None}
+
+
+def _known(path: str, sizes: Mapping[str, TunedSize]) -> list[_Known]:
+    found = []
+    for name, size in sizes.items():
+        one = size.paths.get(path)
+        if one is None or one.low is None or one.high is None or not one.is_from_curve or one.low <= 0:
+            continue
+        assert not isinstance(one.value, str), "a curve goes through numbers"
+        found.append(_Known(name, size.baseline_flops, float(one.value), one.low, one.high))
+    return found
+
+
+def _law(known: Sequence[_Known]) -> Law | None:
+    if len({one.flops for one in known}) < FEWEST:
+        return None
+    log_flops = np.log([one.flops for one in known])
+    log_value = np.log([one.value for one in known])
+    weight = np.array([one.error for one in known]) ** -2
+    centre = float(np.average(log_flops, weights=weight))
+    away = log_flops - centre
+    exponent = float((weight * away * log_value).sum() / (weight * away**2).sum())
+    middle = float(np.average(log_value, weights=weight))
+    degrees = len(known) - 2
+    scatter = float((weight * (log_value - middle - exponent * away) ** 2).sum())
+    excess = max(1.0, scatter / degrees) if degrees else 1.0
+    quantile = float(stats.t.isf(TAIL, degrees) if degrees and excess > 1 else stats.norm.isf(TAIL))
+    half_width = quantile * math.sqrt(excess / float((weight * away**2).sum()))
+    return Law(
+        coefficient=math.exp(middle - exponent * centre),
+        exponent=exponent,
+        exponent_low=exponent - half_width,
+        exponent_high=exponent + half_width,
+        sizes=tuple(one.size for one in known),
+        smallest=min(one.flops for one in known),
+        largest=max(one.flops for one in known),
+    )

@@ -1,0 +1,111 @@
+"""Which run is a trial? An arm at a proxy size with the trial's values, as a row of a plan, and the studies there are.
+
+A study's name holds a digest of everything its losses depend on beside the values: an arm that is edited gets a new
+study, and one that is only renamed or given more trials goes on with what it has. Pure, like `plan`; what is done with
+the rows is in `study` and in the verbs.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from k3ablate.config import InputError, digest, override
+from k3ablate.experiment import Arm, Experiment, distinct_arms, setting
+from k3ablate.plan import NOT_TUNED, PlanRow, Point, points, rows_at
+from k3ablate.search import Grid, Tuning
+from k3ablate.training.spec import DataRecipe
+from k3ablate.tuning.space import Values
+from k3ablate.tuning.study import Study
+
+SEPARATE = "-tuning"  # behind the experiment's name, in what runs are called
+
+
+@dataclass(frozen=True)
+class Studies:
+    """Every study of an experiment, arms first, with what makes runs of their trials."""
+
+    experiment: Experiment
+    tuning: Tuning
+    corpora: Mapping[DataRecipe, str]  # digests
+    all: Sequence[Study]
+
+    @property
+    def seed(self) -> int:
+        """That of every trial's training."""
+        return self.experiment.seeds[0]
+
+    def chosen(self, arms: Sequence[str], sizes: Sequence[str]) -> list[Study]:
+        """Those of some arms and sizes; all of them where none is named. InputError for a name that is none."""
+        for option, wanted, known in (
+            ("--arm", arms, [study.arm for study in self.all]),
+            ("--size", sizes, [study.size for study in self.all]),
+        ):
+            for name in wanted:
+                if name not in known:
+                    raise InputError(f"{option} {name}: not tuned here; write one of {', '.join(dict.fromkeys(known))}")
+        return [
+            study for study in self.all if study.arm in (arms or [study.arm]) and study.size in (sizes or [study.size])
+        ]
+
+    def arm(self, name: str) -> Arm:
+        """The arm called `name`."""
+        return next(arm for arm in distinct_arms(self.experiment) if arm.name == name)
+
+    def row(self, study: Study, number: int, values: Values) -> PlanRow:
+        """The run of one trial."""
+        arm = replace(self.arm(study.arm), seeds=(self.seed,))
+        chosen = setting(self.experiment, arm, values)
+        (row,) = rows_at(self.experiment, arm, chosen, NOT_TUNED, self.point(study.size), self.corpora[chosen.data])
+        label = replace(
+            row.label, experiment=f"{row.label.experiment}{SEPARATE}", arm=f"{study.arm}/trial-{number}"
+        )  # fmt: skip
+        return replace(row, label=label)
+
+    def corpus_of(self, study: Study) -> str:
+        """Digest of the corpus that its trials train on."""
+        return self.corpora[setting(self.experiment, self.arm(study.arm)).data]
+
+    def point(self, size: str) -> Point:
+        """The place on the ladder called `size`."""
+        return next(point for point in points(self.experiment) if point.name == size)
+
+
+def studies(experiment: Experiment, corpora: Mapping[DataRecipe, str], num_trials: int | None = None) -> Studies:
+    """One study per arm and proxy size; InputError where the experiment says nothing of tuning."""
+    if experiment.tuning is None:
+        raise InputError(
+            f"{experiment.name}: nothing to tune; write e.g. tuning: {{sizes: [{experiment.sizes[0].name}], "
+            "trials: 12, space: {training.optimizer.learning_rate: {low: 1.0e-3, high: 3.0e-2}}}"
+        )
+    tree = experiment.tuning.tree() | ({} if num_trials is None else {"trials": num_trials})
+    tuning = Tuning.model_validate(tree)
+    bare = Studies(experiment, tuning, corpora, ())
+    found = [
+        Study(_name(bare, arm, size), arm.name, size, tuning)
+        for arm in distinct_arms(experiment)
+        for size in tuning.sizes
+    ]
+    return replace(bare, all=found)
+
+
+def setting_digest(experiment: Experiment, arm: Arm, tuning: Tuning) -> str:
+    """What was tuned: the arm's configuration without the tuned values."""
+    tree = setting(experiment, arm).tree()
+    for path in tuning.space:
+        tree = override(tree, path, None, source="tuning.space")
+    return digest(tree)
+
+
+def _name(bare: Studies, arm: Arm, size: str) -> str:
+    tuning, point = bare.tuning, bare.point(size)
+    identity = {
+        "setting": setting_digest(bare.experiment, arm, tuning),
+        "baseline": point.model.digest(),
+        "match": bare.experiment.match,
+        "budget": point.budget.tree(),
+        "seed": bare.seed,
+        "corpus": bare.corpora[setting(bare.experiment, arm).data],
+        "sampler": tuning.sampler.tree(),
+        "space": {path: one.tree() for path, one in tuning.space.items()},
+        "grid": tuning.trials if isinstance(tuning.sampler, Grid) else None,
+    }
+    return f"{size}/{digest(identity)}"
