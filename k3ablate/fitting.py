@@ -15,8 +15,8 @@ import pandas
 from k3ablate.answers import table as text_table
 from k3ablate.config import InputError
 from k3ablate.fits.arm_fits import COLUMN_OF, ArmFit, ArmFits, Intervals, Options, fit_arms
+from k3ablate.fits.caveats import caveats
 from k3ablate.fits.columns import OURS, Columns, canonical
-from k3ablate.fits.common_trunks import common_trunks
 from k3ablate.fits.forecasts import Prediction
 from k3ablate.fits.forms import CHINCHILLA, FORMS, POWER, SHARED, curve_named
 from k3ablate.fits.minimise import Residuals
@@ -156,7 +156,7 @@ def fit(
     found = replace(found, form_reason=found.form_reason if form or not default else reason)
     notes = [
         f"one curve per {columns.arm}" if columns.arm in frame else "one curve for all rows",
-        *common_trunks(table),
+        *caveats(table),
     ]
     return Fitted(
         [_answer(found, arm, columns, convention, options, notes) for arm in found.arms],

@@ -14,8 +14,8 @@ import numpy as np
 import pandas
 
 from k3ablate.config import InputError
+from k3ablate.fits.caveats import caveats
 from k3ablate.fits.choosing import Choice, check_form, choose
-from k3ablate.fits.common_trunks import common_trunks
 from k3ablate.fits.curves import NOTHING_OF_ARM, Curves, Drawing, own_curves, seeds_of, shared_curves
 from k3ablate.fits.forms import CURVES, SHARED
 from k3ablate.fits.hypotheses import ParallelTest, holm
@@ -142,7 +142,7 @@ def analyse(
         not_tested=choice.not_tested,
     )
     analysis = replace(analysis, arms=_with_holm(analysis))
-    return replace(analysis, warnings=(*_warnings(analysis), *common_trunks(table)))
+    return replace(analysis, warnings=(*_warnings(analysis), *caveats(table)))
 
 
 def _arm(
