@@ -55,6 +55,7 @@ class Checked:
     match: str
     num_rows: int
     arms: Mapping[str, Sequence[Change]]
+    tuned: Sequence[str] = ()  # values that arms get from tuning, and where from
 
     def text(self) -> str:
         """The question, then each arm with its changes."""
@@ -66,7 +67,7 @@ class Checked:
         for arm, changes in self.arms.items():
             lines += ["", arm if changes else f"{arm} (the baseline's configuration)"]
             lines += [f"  {change.text()}" for change in changes]
-        return "\n".join(lines)
+        return "\n".join([*lines, *([""] if self.tuned else []), *self.tuned])
 
 
 @dataclass(frozen=True)

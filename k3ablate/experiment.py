@@ -7,14 +7,14 @@ before anything is planned. Sizes, budgets and seeds are declared; `plan` multip
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
-from k3ablate.config import Config, Difference, InputError, Tree, differences, override, parse, read_yaml
+from k3ablate.config import Config, Difference, InputError, Tree, differences, digest, override, parse, read_yaml
 from k3ablate.model.decoder import ModelConfig
 from k3ablate.model.sizes import Matching, Name, Size
 from k3ablate.records import COLUMNS, Varied
@@ -233,6 +233,14 @@ def setting(experiment: Experiment, arm: Arm, values: Mapping[str, Scalar] | Non
 def point_name(experiment: Experiment, size: Size, budget: Budget) -> str:
     """A point on the curve: the size, with the budget where an experiment has several."""
     return size.name if len(experiment.budgets) == 1 else f"{size.name}@{budget.name}"
+
+
+def setting_digest(experiment: Experiment, arm: Arm, paths: Iterable[str]) -> str:
+    """What an arm is beside the values at `paths`: the digest of its configuration without them."""
+    tree: Mapping[str, Tree] = setting(experiment, arm).tree()
+    for path in paths:
+        tree = override(tree, path, None, source=f"arm {arm.name}")
+    return digest(tree)
 
 
 def distinct_arms(experiment: Experiment) -> tuple[Arm, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from k3ablate.answers import Problem, table
 from k3ablate.config import located
-from k3ablate.experiment import load
+from k3ablate.experiment import load, setting_digest
 from k3ablate.jobs import local
 from k3ablate.jobs.folders import corpora_folder
 from k3ablate.jobs.progress import Reporter
@@ -30,7 +30,7 @@ from k3ablate.tuning.laws import laws
 from k3ablate.tuning.space import widened
 from k3ablate.tuning.store import Trial
 from k3ablate.tuning.study import Asked, Study, conduct, extend, look
-from k3ablate.tuning.trials import SEPARATE, Studies, setting_digest, studies
+from k3ablate.tuning.trials import SEPARATE, Studies, studies
 from k3ablate.verbs import prepare_tracking
 
 
@@ -192,7 +192,7 @@ def _tuned_arms(
         found[study.arm] = TunedArm(
             experiment=every.experiment.name,
             arm=study.arm,
-            setting=setting_digest(every.experiment, arm, every.tuning),
+            setting=setting_digest(every.experiment, arm, every.tuning.space),
             corpus=every.corpus_of(study),
             seed=every.seed,
             tuning=every.tuning,

@@ -53,6 +53,11 @@ class TunedArm(Config):
     tuning: Tuning
     sizes: dict[str, TunedSize] = Field(min_length=1)
 
+    @property
+    def num_trials(self) -> int:
+        """Trials of all sizes."""
+        return sum(sum(size.trials.values()) for size in self.sizes.values())
+
 
 class Law(Config):
     """coefficient * FLOPs^exponent, with 95 percent intervals where the optima have them."""

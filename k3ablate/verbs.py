@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from pandas import DataFrame
 
+from k3ablate import own_values
 from k3ablate.answers import (
     Change,
     Checked,
@@ -81,6 +82,7 @@ def check(name: str, root: Path) -> Checked:
         match=experiment.match,
         num_rows=len(plan.rows),
         arms=changes,
+        tuned=own_values.lines(experiment, plan.rows),
     )
 
 
@@ -88,6 +90,7 @@ def plan(name: str, root: Path, num_workers: int) -> Planned:
     """Every row with its cost and state, and the time that is left."""
     experiment = load(experiment_path(name))
     rows = plan_from_known_corpora(experiment, root).rows
+    trunk_notes = _saved_by_trunks(rows) if all(row.spec for row in rows) else [UNBUILT_NOTE]
     records = folders.records(root, digests(rows))
     states = folders.states(root, digests(rows), records)
     runs = {row.label.digest or str(index): row for index, row in enumerate(rows)}.values()
@@ -105,7 +108,7 @@ def plan(name: str, root: Path, num_workers: int) -> Planned:
         flops_per_second=rate,
         basis=basis,
         hours_left=flops_left / rate / num_workers / 3600,
-        notes=_saved_by_trunks(rows) if all(row.spec for row in rows) else [UNBUILT_NOTE],
+        notes=[*own_values.lines(experiment, rows), *trunk_notes],
         power=design,
         power_text=power_text,
     )

@@ -8,8 +8,8 @@ the rows is in `study` and in the verbs.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from k3ablate.config import InputError, digest, override
-from k3ablate.experiment import Arm, Experiment, distinct_arms, setting
+from k3ablate.config import InputError, digest
+from k3ablate.experiment import Arm, Experiment, distinct_arms, setting, setting_digest
 from k3ablate.plan import NOT_TUNED, PlanRow, Point, points, rows_at
 from k3ablate.search import Grid, Tuning
 from k3ablate.training.spec import DataRecipe
@@ -87,18 +87,10 @@ def studies(experiment: Experiment, corpora: Mapping[DataRecipe, str], num_trial
     return replace(bare, all=found)
 
 
-def setting_digest(experiment: Experiment, arm: Arm, tuning: Tuning) -> str:
-    """What was tuned: the arm's configuration without the tuned values."""
-    tree = setting(experiment, arm).tree()
-    for path in tuning.space:
-        tree = override(tree, path, None, source="tuning.space")
-    return digest(tree)
-
-
 def _name(bare: Studies, arm: Arm, size: str) -> str:
     tuning, point = bare.tuning, bare.point(size)
     identity = {
-        "setting": setting_digest(bare.experiment, arm, tuning),
+        "setting": setting_digest(bare.experiment, arm, tuning.space),
         "baseline": point.model.digest(),
         "match": bare.experiment.match,
         "budget": point.budget.tree(),

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from k3ablate import verbs
 from k3ablate.config import InputError, read_yaml, write_yaml
 from k3ablate.experiment import load
 from k3ablate.plan import expand
@@ -197,3 +198,20 @@ def test_a_name_that_tunes_nothing_is_refused(
 def test_a_law_needs_positive_numbers() -> None:
     with pytest.raises(ValueError, match="greater than 0"):
         Law(coefficient=0, exponent=-0.1, sizes=("s",), smallest=1, largest=2)
+
+
+def test_check_and_plan_show_values_where_they_come_from_and_what_is_doubtful(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = experiment_at(tmp_path, monkeypatch, "x", ("k2", "+attention"))
+    shown = verbs.check(str(path), tmp_path / "runs").text()
+    assert "values tuned by x:" in shown
+    assert f"k2 s: {RATE} 0.01 (of the nearest tuned size xs" in shown
+    assert f"+attention s: {RATE} 0.02 (of the nearest" in shown
+    assert "WARNING: k2, +attention: the configuration is not the one that was tuned under this name" in shown
+    assert "unequal tuning" not in shown
+    planned = verbs.plan(str(path), tmp_path / "runs", 1)
+    assert any("0.02 (of the nearest" in note for note in planned.notes)
+    uneven = tuned_arm("k2", xs=size_at(1.0, 0.01), s=size_at(2.0, 0.01))
+    write_yaml(uneven.tree(), tmp_path / "recipes" / "tuned" / "x" / "k2.yaml")
+    assert "WARNING: unequal tuning: trials by arm: k2 24, +attention 12" in verbs.check(str(path), tmp_path).text()
