@@ -236,6 +236,21 @@ def test_a_run_begun_alone_goes_on_with_two_cut_or_not(
 
 
 @pytest.mark.slow
+def test_ranks_start_from_a_trunk_together(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:
+    """What two have left, two go on from with the bits of two that trained it all."""
+    schedule = {"kind": "wsd", "warmup_steps": 2, "decay_fraction": 0.5}
+    short, long = (tiny_spec(tokens=steps * 64, training__schedule=schedule) for steps in (6, 12))
+    alone = tmp_path / "alone"
+    alone.mkdir()
+    whole = trained(long, alone / "run", tiny_corpus, execution())
+    trained(short, tmp_path / "short", tiny_corpus, execution(keep_trunks=True))
+    branch = trained(long, tmp_path / "long", tiny_corpus, execution())
+    assert (whole.branched_at, branch.branched_at) == (0, 3)
+    assert branch.evaluations == whole.evaluations
+    assert without_times(lines(tmp_path / "long")) == without_times(lines(alone / "run"))
+
+
+@pytest.mark.slow
 def test_what_one_rank_asks_for_all_do_at_the_same_step(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:
     """The clock of the second rank alone runs out after step 3; both stop there, with one checkpoint of it."""
     late = """
