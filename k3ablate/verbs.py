@@ -226,7 +226,8 @@ def _check_validation(name: str, corpora: Mapping[DataRecipe, Corpus | None]) ->
             raise InputError(
                 f"{name}: its data recipes have different {PUBLISHED_SET} sets (corpora {first.digest} and "
                 f"{other.digest}), on which losses do not compare; hold out the same text in all of them (the same "
-                "packages, or the same files under `validation`), cut by the same tokenizer"
+                "packages, or the same files under `validation`), cut by the same tokenizer (of pairs, one that states "
+                "its own `source`)"
             )
 
 

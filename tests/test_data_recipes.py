@@ -48,6 +48,14 @@ def test_two_texts_with_one_validation_set_are_two_runs(experiment: Made, tmp_pa
     assert len({row.spec.model for row in plan.rows if row.spec}) == 1
 
 
+def test_byte_pairs_that_are_shared_give_one_validation_set(experiment: Made, tmp_path: Path) -> None:
+    taught = {"kind": "files", "format": "text", "train": [str(tmp_path / "rich.txt")]}
+    taught["validation"] = [str(tmp_path / "held-out.txt")]
+    pairs = {"kind": "bpe", "vocabulary_size": 270, "source": taught}
+    plan = verbs.plan_from_built_corpora(experiment(tokenizer=pairs), tmp_path / "runs", lambda line: None)
+    assert len({row.spec.corpus for row in plan.rows if row.spec}) == 2
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -25,7 +25,7 @@ from k3ablate.config import DIGEST_LENGTH, Config, InputError, digest
 from k3ablate.records import PUBLISHED_SET
 from k3ablate.training.packing import Document, TokenFile, announced, select
 from k3ablate.training.sources import TRAIN_SET, Documents, documents, fingerprint, quiet
-from k3ablate.training.spec import Bytes, DataRecipe
+from k3ablate.training.spec import Bytes, DataRecipe, SourceConfig
 from k3ablate.training.tokenizer import ByteTokenizer, Tokenizer, Tokens, open_tokenizer, train_byte_pairs
 
 # Raised when the same source and recipe give other tokens than before, so that corpora of old code are not taken.
@@ -145,7 +145,10 @@ def _build(recipe: DataRecipe, folder: Path, scratch: Path, report: Callable[[st
     offered = documents(recipe.source, scratch / "cache")
     draft = scratch / "corpus"
     draft.mkdir()
-    facts = _pack(recipe, offered, draft, report)
+    learnt = _learnt_from(recipe)
+    taught = offered if learnt is None else documents(learnt, scratch / "taught")
+    tokenizer = _tokenizer(recipe, taught, report)
+    facts = _pack(recipe, offered, tokenizer, draft, report)
     (draft / _MANIFEST).write_text(facts.model_dump_json(indent=1), encoding="utf-8")
     _publish(draft, folder / facts.name)
     pointer = scratch / "key"
@@ -156,9 +159,10 @@ def _build(recipe: DataRecipe, folder: Path, scratch: Path, report: Callable[[st
     return open_corpus(facts.name, folder)
 
 
-def _pack(recipe: DataRecipe, offered: Documents, draft: Path, report: Callable[[str], None]) -> CorpusFacts:
+def _pack(
+    recipe: DataRecipe, offered: Documents, tokenizer: Tokenizer, draft: Path, report: Callable[[str], None]
+) -> CorpusFacts:
     """Write the token files and the tokenizer into `draft`."""
-    tokenizer = _tokenizer(recipe, offered, report)
     tokenizer.save(draft)
     dropped = Counter(offered.left_out)
     selected = announced(select(offered, dropped), report, _PROGRESS_SECONDS)
@@ -223,7 +227,14 @@ def _pointed_at(pointer: Path) -> str | None:
 
 def _key(recipe: DataRecipe) -> str:
     """Names what a build would read and how, without reading it."""
-    return digest({"format": _FORMAT, "recipe": recipe.tree(), "source": fingerprint(recipe.source)})
+    learnt = _learnt_from(recipe)
+    sources = {"source": fingerprint(recipe.source)} | ({} if learnt is None else {"learnt": fingerprint(learnt)})
+    return digest({"format": _FORMAT, "recipe": recipe.tree(), **sources})
+
+
+def _learnt_from(recipe: DataRecipe) -> SourceConfig | None:
+    """The source that the tokenizer comes from, where it is another than the recipe's."""
+    return None if isinstance(recipe.tokenizer, Bytes) else recipe.tokenizer.source
 
 
 def _token_path(folder: Path, set_name: str) -> Path:

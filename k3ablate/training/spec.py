@@ -57,6 +57,9 @@ class LocalFiles(Config):
     validation_fraction: float = Field(default=0.01, gt=0, lt=0.5)
 
 
+SourceConfig = Annotated[PythonSources | HubDataset | LocalFiles, Field(discriminator="kind")]
+
+
 class Bytes(Config):
     """One token per byte of UTF-8; byte 0, which text does not hold, separates documents. 256 tokens."""
 
@@ -64,14 +67,17 @@ class Bytes(Config):
 
 
 class BytePairs(Config):
-    """Byte-level BPE trained on the first `train_bytes` of the training text; token 0 separates documents."""
+    """Byte-level BPE trained on the first `train_bytes` of the training text; token 0 separates documents.
+
+    Recipes of several texts that are to be compared state one `source` here, so that they share their tokens.
+    """
 
     kind: Literal["bpe"] = "bpe"
     vocabulary_size: PositiveInt = Field(ge=257)
     train_bytes: PositiveInt = 50_000_000
+    source: SourceConfig | None = None  # whose training text pairs are learnt from; None: the recipe's own
 
 
-SourceConfig = Annotated[PythonSources | HubDataset | LocalFiles, Field(discriminator="kind")]
 TokenizerConfig = Annotated[Bytes | BytePairs, Field(discriminator="kind")]
 
 

@@ -294,3 +294,18 @@ def test_content_of_a_set_is_that_of_its_tokens_whatever_the_corpus(recipe: Reci
     assert pairs.content("validation") != one.content("validation")
     with pytest.raises(InputError, match="no set 'test'"):
         one.content("test")
+
+
+def test_byte_pairs_of_another_source_are_shared(recipe: Recipe, folder: Path) -> None:
+    many = [f"the number {number} is {number:b}" for number in range(50)]
+    tokenizer = BytePairs(vocabulary_size=300, source=recipe(many, name="taught").source)
+    one = build(recipe(many, name="one", tokenizer=tokenizer), folder, silent)
+    other_recipe = recipe(["another text altogether"] * 3, name="other", tokenizer=tokenizer)
+    other = build(other_recipe, folder, silent)
+    own = build(recipe(many, name="own", tokenizer=BytePairs(vocabulary_size=300)), folder, silent)
+    assert one.digest == own.digest  # the same pairs from the same text
+    assert one.content("validation") == other.content("validation")
+    assert texts_of(other, "train") == ["another text altogether"]
+    assert known(other_recipe, folder) == other
+    recipe([*many, "more"], name="taught")  # overwrites what the pairs were learnt from
+    assert known(other_recipe, folder) is None
