@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from tabulate import tabulate
 
-from k3ablate.config import Tree
+from k3ablate.config import Closed, Tree
 
 if TYPE_CHECKING:
     from k3ablate.fits.hypotheses import ParallelTest
@@ -282,9 +282,11 @@ def as_json(answer: Answer | Sequence[Answer]) -> str:
 
 
 def plain(value: Tree) -> Tree:
-    """Only what JSON knows: dataclasses become mappings, paths text, numbers that are not finite null."""
+    """Only what JSON knows: dataclasses and configs become mappings, paths text, numbers that are not finite null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+    if isinstance(value, Closed):
+        return value.tree()
     if isinstance(value, Mapping):
         return {str(key): plain(below) for key, below in value.items()}
     if isinstance(value, list | tuple):

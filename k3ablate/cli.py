@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 3
 DEMO = "demo"
-RESUMABLE = ("run", "tune", DEMO)  # what else is interrupted starts afresh
+RESUMABLE = ("run", "tune", "fairness", DEMO)  # what else is interrupted starts afresh
 
 app = App(
     name="k3ablate",
@@ -203,6 +203,18 @@ def tune(
     if "failed" in statuses:
         return FAILED
     return INTERRUPTED if statuses else DONE
+
+
+@app.command
+def fairness(experiment: str, *, form: Form = None, workers: Workers = None, json: Json = False) -> int:
+    """Multipliers with the baseline's tuned settings shared and with each arm at its own optimum, side by side.
+
+    EXPERIMENT takes tuned values (`tuned:`); what is missing of either grid is trained first.
+    """
+    from k3ablate import fairness as fair
+    from k3ablate.jobs.progress import reporter
+
+    return _show(fair.fairness(experiment, _root(), _workers(workers), reporter(sys.stderr), form), json)
 
 
 @app.command

@@ -8,7 +8,7 @@ the rows is in `study` and in the verbs.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from k3ablate.config import InputError, digest
+from k3ablate.config import InputError, digest, parse
 from k3ablate.experiment import Arm, Experiment, distinct_arms, setting, setting_digest
 from k3ablate.plan import NOT_TUNED, PlanRow, Point, points, rows_at
 from k3ablate.search import Grid, Tuning
@@ -77,7 +77,7 @@ def studies(experiment: Experiment, corpora: Mapping[DataRecipe, str], num_trial
             "trials: 12, space: {training.optimizer.learning_rate: {low: 1.0e-3, high: 3.0e-2}}}"
         )
     tree = experiment.tuning.tree() | ({} if num_trials is None else {"trials": num_trials})
-    tuning = Tuning.model_validate(tree)
+    tuning = parse(Tuning, tree, source="tuning")
     bare = Studies(experiment, tuning, corpora, ())
     found = [
         Study(_name(bare, arm, size), arm.name, size, tuning)

@@ -1,0 +1,260 @@
+"""`tune` and `fairness` over planted losses: from an experiment to recipes, and from recipes to two multipliers."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pandas
+import pytest
+
+from k3ablate import fairness, optimising, verbs
+from k3ablate.cli import main
+from k3ablate.config import read_yaml
+from k3ablate.jobs.folders import prepare
+from k3ablate.plan import PlanRow
+from k3ablate.records import Evaluation, RunRecord, Status
+from k3ablate.training.corpus import Corpus
+
+RATE = "training.optimizer.learning_rate"
+GAIN = 1.5  # of k3 at its own optimum, at every loss
+BEST = {"k2": 1e-2, "k3": 3e-2}  # learning rates at 1e8 FLOPs
+EXPONENT = -0.1
+EXPERIMENT = """
+name: planted
+question: Is what was planted found?
+expected: yes
+stopping: none
+exclusion: diverged runs are listed
+baseline:
+  model: kimi-k2
+  data: {source: {kind: files, format: text, train: [train.txt], validation: [validation.txt]}}
+  training: cpu
+  set: {training.context: 32, training.batch_size: 4, training.validation_tokens: 64}
+components:
+  attention: {levels: {k2: {}, k3: {model.mixer: {from: kimi-k3}}}}
+design: list
+arms: [{name: k3, levels: {attention: k3}}]
+names: {baseline: k2}
+match: none
+sizes:
+  - {name: xs, width: 32, num_layers: 4, head_width: 16, num_active: 2}
+  - {name: s, width: 48, num_layers: 4, head_width: 16, num_active: 2}
+  - {name: m, width: 64, num_layers: 4, head_width: 16, num_active: 2}
+  - {name: l, width: 96, num_layers: 4, head_width: 16, num_active: 2}
+budgets: [{kind: tokens, tokens: 1280}]
+seeds: [0, 1]
+tuning:
+  sizes: [xs, m]
+  trials: 9
+  sampler: {kind: tpe, startup: 7}
+  space: {training.optimizer.learning_rate: {low: 1.0e-3, high: 2.0e-1}}
+"""
+
+
+class FakeCorpus(Corpus):
+    """A corpus that is only asked for its name."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("nowhere"), None)  # type: ignore[arg-type]
+
+    @property
+    def digest(self) -> str:
+        return "c0ffee"
+
+
+def best_rate(arm: str, flops: float) -> float:
+    return float(BEST[arm] * (flops / 1e8) ** EXPONENT)
+
+
+def planted(row: PlanRow) -> RunRecord:
+    """L = 1.7 + (m C / 1e6)^-0.3, times what the distance of the learning rate from its optimum costs."""
+    assert row.spec is not None
+    arm = "k3" if row.label.arm.startswith("k3") else "k2"
+    rate = row.spec.training.optimizer.learning_rate
+    noise = 1e-4 * math.sin(1e5 * rate) + 1e-4 * (1 if row.label.seed else -1)
+    away = math.log(rate / best_rate(arm, row.flops))
+    loss = (1.7 + ((GAIN if arm == "k3" else 1) * row.flops / 1e6) ** -0.3) * (1 + 0.01 * away**2 + noise)
+    status = Status.DIVERGED if rate > 0.15 else Status.FINISHED
+    return RunRecord(
+        digest=row.label.digest,
+        status=status,
+        reason="" if status is Status.FINISHED else "too fast",
+        evaluations={"validation": Evaluation(loss=loss, bits_per_byte=loss, num_tokens=64)}
+        if status is Status.FINISHED
+        else {},
+        num_steps=10,
+        tokens=row.tokens,
+        flops=row.flops,
+        flops_6nd=row.flops,
+        active_params=row.counts.active_params,
+        total_params=row.counts.total_params,
+        wall_seconds=1.0,
+        tokens_per_second=1.0,
+        corpus="c0ffee",
+    )
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with an experiment whose runs have the planted losses as soon as they are asked for."""
+
+    def run_grid(rows: Sequence[PlanRow], root: Path, *arguments: object) -> dict[str, RunRecord]:
+        found = {}
+        for row in rows:
+            assert row.spec is not None
+            folder = prepare(root, row.spec)
+            if folder.record() is None:
+                folder.write_record(planted(row))
+            found[row.label.digest] = planted(row)
+        return found
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("K3ABLATE_RUNS", str(tmp_path / "runs"))
+    monkeypatch.setenv("K3ABLATE_TRACKING", "spool")
+    for module in (verbs, optimising):
+        monkeypatch.setattr(module, "build", lambda recipe, folder, say: FakeCorpus())
+        monkeypatch.setattr(module, "check_budget", lambda *arguments: None)
+    monkeypatch.setattr(verbs, "known", lambda recipe, folder: FakeCorpus())
+    for module in (optimising, fairness):
+        monkeypatch.setattr(module.local, "run_grid", run_grid)
+        monkeypatch.setattr(module, "warm_up", lambda: None)
+    (tmp_path / "planted.yaml").write_text(EXPERIMENT)
+    (tmp_path / "own.yaml").write_text(EXPERIMENT.replace("name: planted", "name: own\ntuned: planted"))
+    return tmp_path
+
+
+@pytest.fixture
+def k3ablate(place: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main([*arguments])
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, *capsys.readouterr()
+
+    return run
+
+
+def test_tune_writes_the_planted_optima_and_their_law(k3ablate, place: Path) -> None:
+    code, out, err = k3ablate("tune", "planted.yaml", "--json")
+    assert code == 0, err
+    answer = json.loads(out)
+    for arm in ("k2", "k3"):
+        recipe = read_yaml(place / "recipes" / "tuned" / "planted" / f"{arm}.yaml")
+        assert (recipe["corpus"], recipe["seed"], recipe["tuning"]["sampler"]["kind"]) == ("c0ffee", 0, "tpe")
+        for size in ("xs", "m"):
+            found = recipe["sizes"][size]["paths"][RATE]
+            truth = best_rate(arm, recipe["sizes"][size]["baseline_flops"])
+            assert found["is_from_curve"]
+            assert found["value"] == pytest.approx(truth, rel=0.1 if arm == "k2" else 0.3)
+            assert answer["arms"][arm][size]["paths"][RATE]["value"] == pytest.approx(found["value"])
+        table = pandas.read_csv(place / "recipes" / "tuned" / "planted" / f"{arm}.csv")
+        assert list(table.groupby("size").size()) == [9, 9]
+        assert set(table[table[RATE] > 0.15]["status"]) <= {"diverged"}
+        assert all((place / "runs" / digest / "record.json").exists() for digest in table["digest"])
+    law = read_yaml(place / "recipes" / "tuned" / "planted" / "laws.yaml")["k2"][RATE]
+    assert law["exponent_low"] < EXPONENT < law["exponent_high"]
+
+
+def test_tuning_again_asks_for_nothing_and_writes_the_same(
+    k3ablate, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    k3ablate("tune", "planted.yaml")
+    files = {path: path.read_bytes() for path in (place / "recipes" / "tuned" / "planted").iterdir()}
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("everything has been run")
+
+    monkeypatch.setattr(optimising.local, "run_grid", refuse)
+    assert k3ablate("tune", "planted.yaml")[0] == 0
+    assert {path: path.read_bytes() for path in files} == files
+
+
+def test_one_arm_at_one_size_leaves_the_others_open_and_more_trials_go_on(k3ablate, place: Path) -> None:
+    code, out, _ = k3ablate("tune", "planted.yaml", "--arm", "k2", "--size", "xs")
+    assert code == 0
+    assert "k3 xs: 0 of 9 trials finished; not tuned yet" in out
+    before = pandas.read_csv(place / "recipes" / "tuned" / "planted" / "k2.csv")
+    k3ablate("tune", "planted.yaml", "--arm", "k2", "--size", "xs", "--trials", "11")
+    after = pandas.read_csv(place / "recipes" / "tuned" / "planted" / "k2.csv")
+    assert len(after) == 11
+    pandas.testing.assert_frame_equal(after.iloc[:9], before)
+
+
+def test_an_optimum_at_the_edge_is_flagged_and_extended_for_every_arm(k3ablate, place: Path) -> None:
+    text = EXPERIMENT.replace("{low: 1.0e-3, high: 2.0e-1}", "{low: 1.0e-3, high: 1.6e-2}").replace("[xs, m]", "[xs]")
+    (place / "planted.yaml").write_text(text)
+    _, out, _ = k3ablate("tune", "planted.yaml")
+    assert "AT THE EDGE, `tune --extend` goes on" in out
+    code, out, _ = k3ablate("tune", "planted.yaml", "--extend")
+    assert code == 0
+    assert f"xs: {RATE} widened upwards, for every arm" in out
+    recipes = {arm: read_yaml(place / "recipes" / "tuned" / "planted" / f"{arm}.yaml") for arm in ("k2", "k3")}
+    for recipe in recipes.values():
+        assert sum(recipe["sizes"]["xs"]["trials"].values()) == 9 + 4
+        assert recipe["sizes"]["xs"]["space"][RATE]["high"] == pytest.approx(0.064)
+    flops = recipes["k3"]["sizes"]["xs"]["baseline_flops"]
+    assert recipes["k3"]["sizes"]["xs"]["paths"][RATE]["value"] == pytest.approx(best_rate("k3", flops), rel=0.3)
+    assert "no optimum lies at an edge" in k3ablate("tune", "planted.yaml", "--extend")[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--arm", "k4"], "--arm k4: not tuned here; write one of k2, k3"),
+        (["--size", "l"], "--size l: not tuned here; write one of xs, m"),
+        (["--trials", "0"], "--trials 0: write 1 or more"),
+        (["--trials", "5"], "startup 7 is more than trials 5"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_with_exit_code_2(k3ablate, arguments: list[str], told: str) -> None:
+    code, out, err = k3ablate("tune", "planted.yaml", *arguments)
+    assert (code, out) == (2, "")
+    assert told in err
+
+
+def test_an_experiment_without_a_space_says_what_to_write(k3ablate, place: Path) -> None:
+    (place / "planted.yaml").write_text(EXPERIMENT[: EXPERIMENT.index("tuning:")])
+    code, _, err = k3ablate("tune", "planted.yaml")
+    assert code == 2
+    assert "nothing to tune; write e.g. tuning:" in err
+
+
+def test_a_failed_trial_is_reported_with_exit_code_1_and_no_recipe(
+    k3ablate, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = optimising.local.run_grid
+
+    def fails(rows: Sequence[PlanRow], root: Path, *arguments: object) -> dict[str, RunRecord]:
+        records = whole(rows, root)
+        changes = {"status": Status.FAILED, "evaluations": {}, "reason": "ValueError: broken"}
+        broken = [row.label.digest for row in rows if row.label.arm == "k3/trial-0"]
+        return records | {name: records[name].model_copy(update=changes) for name in broken}
+
+    monkeypatch.setattr(optimising.local, "run_grid", fails)
+    code, out, _ = k3ablate("tune", "planted.yaml", "--size", "xs")
+    assert code == 1
+    assert "k3 xs trial 0 failed: ValueError: broken" in out
+    assert not (place / "recipes" / "tuned" / "planted" / "k3.yaml").exists()
+    assert (place / "recipes" / "tuned" / "planted" / "k2.yaml").exists()
+
+
+def test_fairness_reads_the_gain_at_each_ones_own_optimum_and_less_with_shared_settings(k3ablate, place: Path) -> None:
+    k3ablate("tune", "planted.yaml")
+    code, out, _ = k3ablate("fairness", "own.yaml", "--json")
+    assert code == 0
+    arms = {arm["arm"]: arm for arm in json.loads(out)["arms"]}
+    assert arms["k3"]["own"]["multiplier"] == pytest.approx(GAIN, rel=0.1)
+    assert arms["k3"]["shared"]["multiplier"] < 0.9 * arms["k3"]["own"]["multiplier"]
+    assert arms["k2"]["own"]["loss"] == arms["k2"]["shared"]["loss"]
+    assert {arm["num_trials"] for arm in arms.values()} == {18}
+    text = (place / "runs" / "results" / "own" / "fairness.md").read_text()
+    assert "trials: 18 for every arm" in text
+    written = pandas.read_csv(place / "runs" / "results" / "own" / "fairness.csv").set_index("arm")
+    assert written.loc["k3", "own_multiplier"] == arms["k3"]["own"]["multiplier"]
+
+
+def test_fairness_needs_tuned_values(k3ablate) -> None:
+    code, _, err = k3ablate("fairness", "planted.yaml")
+    assert code == 2
+    assert "takes no tuned values; write tuned: X" in err
