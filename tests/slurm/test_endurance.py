@@ -48,7 +48,7 @@ names: {baseline: k2}
 sizes: [{name: xs, width: 24, num_layers: 2, head_width: 8, num_active: 2}]
 budgets: [{kind: tokens, tokens: TOKENS}]
 seeds: SEEDS
-execution: {checkpoint_seconds: 0.1, log_every_steps: 1}
+execution: {checkpoint_seconds: 0.4, log_every_steps: 1}
 """
 ALL, SOME = "all.yaml", "some.yaml"  # the second has two of the first's runs, under a time limit of their own
 CLUSTERS = {
