@@ -16,9 +16,11 @@ from cyclopts import App, CycloptsError, Parameter
 import k3ablate
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from pandas import DataFrame
 
-    from k3ablate.answers import Answer, Ran
+    from k3ablate.answers import Answer, Problem, Ran
 
 DONE, FAILED, WRONG_INPUT, INTERRUPTED = 0, 1, 2, 3
 DEMO = "demo"
@@ -199,10 +201,7 @@ def tune(
         num_trials=None if trials is None else _at_least_one(trials, "--trials"), is_extended=extend, output=output,
     )  # fmt: skip
     _show(answer, json)
-    statuses = {problem.status for problem in answer.problems}
-    if "failed" in statuses:
-        return FAILED
-    return INTERRUPTED if statuses else DONE
+    return _code_of_problems(answer.problems)
 
 
 @app.command
@@ -214,7 +213,17 @@ def fairness(experiment: str, *, form: Form = None, workers: Workers = None, jso
     from k3ablate import fairness as fair
     from k3ablate.jobs.progress import reporter
 
-    return _show(fair.fairness(experiment, _root(), _workers(workers), reporter(sys.stderr), form), json)
+    answer = fair.fairness(experiment, _root(), _workers(workers), reporter(sys.stderr), form)
+    _show(answer, json)
+    return _code_of_problems(answer.problems)
+
+
+@app.command
+def isoflop(experiment: str, *, json: Json = False) -> int:
+    """Best tokens per parameter at equal compute, by arm: of the runs of EXPERIMENT, whose budgets are FLOPs."""
+    from k3ablate import budgeting
+
+    return _show(budgeting.isoflop(experiment, _root()), json)
 
 
 @app.command
@@ -584,6 +593,14 @@ def _code_of(ran: "Ran") -> int:
     if ran.counts.get("failed"):
         return FAILED
     return INTERRUPTED if ran.counts.get("out_of_time") else DONE
+
+
+def _code_of_problems(problems: "Sequence[Problem]") -> int:
+    """As `_code_of` for runs."""
+    statuses = {problem.status for problem in problems}
+    if "failed" in statuses:
+        return FAILED
+    return INTERRUPTED if "out_of_time" in statuses else DONE
 
 
 def _show(answer: "Answer", as_json: bool) -> int:

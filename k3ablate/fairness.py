@@ -6,7 +6,7 @@ values is `tune`'s work.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +14,7 @@ import numpy as np
 from pandas import DataFrame
 
 from k3ablate import verbs
+from k3ablate.answers import Problem
 from k3ablate.answers import table as text_table
 from k3ablate.config import InputError
 from k3ablate.experiment import Experiment, load
@@ -72,6 +73,7 @@ class Fairness:
     baseline: str
     flops_convention: str
     arms: Sequence[FairArm]
+    problems: Sequence[Problem] = ()  # runs without a loss
     files: Sequence[str] = ()
 
     def text(self) -> str:
@@ -94,6 +96,7 @@ class Fairness:
             if len(trials) == 1
             else "trials: NOT EQUAL, so neither is the chance",
             *([f"at the edge of their range, no claim: {'; '.join(edges)}"] if edges else []),
+            *(f"{problem.name} {problem.status}: {problem.reason}" for problem in self.problems),
         ]
 
 
@@ -121,6 +124,7 @@ def fairness(
         baseline=experiment.names.baseline,
         flops_convention=FLOPS_CONVENTION,
         arms=[_arm(arm, tuned, shared[arm], own[arm]) for arm, tuned in experiment.tuned.tuned.items() if arm in own],
+        problems=verbs.problems([row for rows in grids.values() for row in rows], records),
     )
     return _written(found, results_folder(root, experiment.name))
 
@@ -181,8 +185,7 @@ def _written(found: Fairness, folder: Path) -> Fairness:
         for one in found.arms
     ]  # fmt: skip
     write_atomic(files[1], DataFrame(rows).to_csv(index=False))
-    return Fairness(found.experiment, found.tuned, found.baseline, found.flops_convention, found.arms,
-                    list(map(str, files)))  # fmt: skip
+    return replace(found, files=list(map(str, files)))
 
 
 def _loss(value: float | None) -> str:

@@ -20,7 +20,9 @@ SMALLEST_ERROR = 1e-6  # of a logarithm: an optimum without noise counts no more
 
 
 @dataclass(frozen=True)
-class _Known:
+class Known:
+    """An optimum with its 95 percent interval, of a parameter or of anything else that is positive."""
+
     size: str
     flops: float
     value: float
@@ -37,22 +39,23 @@ class _Known:
 def laws(sizes: Mapping[str, TunedSize]) -> dict[str, Law]:
     """The law of every path whose optimum is known at two sizes or more."""
     paths = list(dict.fromkeys(path for size in sizes.values() for path in size.paths))
-    found = {path: _law(_known(path, sizes)) for path in paths}
+    found = {path: power_law(_known(path, sizes)) for path in paths}
     return {path: law for path, law in found.items() if law is not None}
 
 
-def _known(path: str, sizes: Mapping[str, TunedSize]) -> list[_Known]:
+def _known(path: str, sizes: Mapping[str, TunedSize]) -> list[Known]:
     found = []
     for name, size in sizes.items():
         one = size.paths.get(path)
         if one is None or one.low is None or one.high is None or not one.is_from_curve or one.low <= 0:
             continue
         assert not isinstance(one.value, str), "a curve goes through numbers"
-        found.append(_Known(name, size.baseline_flops, float(one.value), one.low, one.high))
+        found.append(Known(name, size.baseline_flops, float(one.value), one.low, one.high))
     return found
 
 
-def _law(known: Sequence[_Known]) -> Law | None:
+def power_law(known: Sequence[Known]) -> Law | None:
+    """The law through these optima; None where they lie at fewer than two different FLOPs."""
     if len({one.flops for one in known}) < FEWEST:
         return None
     log_flops = np.log([one.flops for one in known])

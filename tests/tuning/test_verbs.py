@@ -11,6 +11,7 @@ import pytest
 from k3ablate import fairness, optimising, verbs
 from k3ablate.cli import main
 from k3ablate.config import read_yaml
+from k3ablate.experiment import load
 from k3ablate.jobs.folders import prepare
 from k3ablate.plan import PlanRow
 from k3ablate.records import Evaluation, RunRecord, Status
@@ -252,6 +253,55 @@ def test_fairness_reads_the_gain_at_each_ones_own_optimum_and_less_with_shared_s
     assert "trials: 18 for every arm" in text
     written = pandas.read_csv(place / "runs" / "results" / "own" / "fairness.csv").set_index("arm")
     assert written.loc["k3", "own_multiplier"] == arms["k3"]["own"]["multiplier"]
+
+
+def test_fairness_with_a_failed_run_says_so_with_exit_code_1(
+    k3ablate, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    k3ablate("tune", "planted.yaml")
+    whole = fairness.local.run_grid
+
+    def fails(rows: Sequence[PlanRow], root: Path, *arguments: object) -> dict[str, RunRecord]:
+        records = whole(rows, root)
+        name = next(row.label.digest for row in rows if (row.label.arm, row.label.size) == ("k3", "s"))
+        changes = {"status": Status.FAILED, "evaluations": {}, "reason": "ValueError: broken"}
+        return records | {name: records[name].model_copy(update=changes)}
+
+    monkeypatch.setattr(fairness.local, "run_grid", fails)
+    code, out, _ = k3ablate("fairness", "own.yaml")
+    assert code == 1
+    assert "k3 s seed 0 failed: ValueError: broken" in out
+
+
+def test_a_sweep_at_equal_compute_gives_tokens_per_parameter_and_a_ladder(k3ablate, place: Path) -> None:
+    budgets = "budgets: [{kind: flops, flops: 4.0e+9}, {kind: flops, flops: 8.0e+9}]"
+    (place / "planted.yaml").write_text(EXPERIMENT.replace("budgets: [{kind: tokens, tokens: 1280}]", budgets)
+                                        .replace("sizes: [xs, m]", "sizes: [xs@4000000000flops]"))  # fmt: skip
+    code, _, err = k3ablate("isoflop", "planted.yaml")
+    assert code == 2
+    assert "no run has finished; `k3ablate run planted.yaml`" in err
+    rows = verbs.plan_from_known_corpora(load(Path("planted.yaml")), place / "runs").rows
+    best = {4e9: 0.15, 8e9: 0.2}
+    for row in rows:
+        assert row.spec is not None
+        ratio = row.tokens / row.counts.active_params
+        budget = min(best, key=lambda flops: abs(flops - row.flops))
+        loss = 3 + 0.05 * math.log(ratio / best[budget]) ** 2 + 1e-4 * row.label.seed
+        found = Evaluation(loss=loss, bits_per_byte=loss, num_tokens=64)
+        record = planted(row).model_copy(update={"evaluations": {"validation": found}})
+        prepare(place / "runs", row.spec).write_record(record)
+    code, out, _ = k3ablate("isoflop", "planted.yaml", "--json")
+    answer = json.loads(out)
+    assert code == 0
+    found = answer["arms"]["k2"]
+    assert [one["optimum"]["value"] for one in found] == pytest.approx([0.15, 0.2], rel=0.05)
+    assert answer["laws"]["k2"]["exponent"] == pytest.approx(math.log(0.2 / 0.15) / math.log(2), rel=0.2)
+
+
+def test_a_sweep_needs_budgets_in_flops(k3ablate) -> None:
+    code, _, err = k3ablate("isoflop", "planted.yaml")
+    assert code == 2
+    assert "not at equal compute; write budgets of kind flops" in err
 
 
 def test_fairness_needs_tuned_values(k3ablate) -> None:

@@ -1,0 +1,65 @@
+"""How many tokens per parameter are best at equal compute? A parabola through the sizes of each budget.
+
+At one number of FLOPs a larger model sees fewer tokens; the loss over ln(tokens per active parameter) has its least in
+between. Whether the parabola opens upwards and has its vertex among the sizes is checked as in `optimum`, which reads
+it; a sweep that fails there names no ratio. The law of the ratio over budgets tells what a ladder should give each
+size. Sizes and budgets come from an experiment with `budgets` of kind flops.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from k3ablate.tuned import Law
+from k3ablate.tuning.laws import Known, power_law
+from k3ablate.tuning.optimum import Axis, Optimum, optima
+
+
+@dataclass(frozen=True)
+class Spent:
+    """One finished run of a sweep."""
+
+    size: str
+    active_params: int
+    tokens: int
+    loss: float
+
+    @property
+    def ratio(self) -> float:
+        """Tokens per active parameter."""
+        return self.tokens / self.active_params
+
+
+@dataclass(frozen=True)
+class BestRatio:
+    """The best tokens per parameter at one budget, with its interval, or why none is claimed."""
+
+    flops: float
+    num_sizes: int
+    optimum: Optimum  # of tokens per parameter
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether the parabola has its minimum among the sizes, with an interval."""
+        return self.optimum.is_from_curve
+
+
+def best_ratio(flops: float, runs: Sequence[Spent]) -> BestRatio:
+    """The vertex through all seeds of the sizes at one budget; one run or more."""
+    ratios = [run.ratio for run in runs]
+    num_sizes = len({run.size for run in runs})
+    if min(ratios) == max(ratios):
+        loss = min(run.loss for run in runs)
+        note = f"{num_sizes} size: a parabola takes 3 or more"
+        return BestRatio(flops, num_sizes, Optimum(ratios[0], loss, None, False, False, len(runs), note))
+    (found,) = optima([Axis(min(ratios), max(ratios))], ratios, [run.loss for run in runs])
+    return BestRatio(flops, num_sizes, found)
+
+
+def ratio_law(found: Sequence[BestRatio]) -> Law | None:
+    """Tokens per parameter as a power law of the budget, through the budgets that claim one; None below two of them."""
+    known = []
+    for one in found:
+        if one.optimum.interval is not None:
+            interval = one.optimum.interval
+            known.append(Known(f"{one.flops:.3g}", one.flops, one.optimum.value, interval.low, interval.high))
+    return power_law(known)
