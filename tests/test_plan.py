@@ -94,7 +94,7 @@ def test_flops_budget_gives_equal_compute() -> None:
 
 def test_several_budgets_are_points_of_their_own() -> None:
     budgets = [{"kind": "tokens_per_parameter", "ratio": ratio} for ratio in (2, 4)]
-    rows = expand(load(DEMO).replaced("budgets", budgets), built).rows
+    rows = expand(load(DEMO).replaced("tuning", None).replaced("budgets", budgets), built).rows
     assert {row.label.size for row in rows} == {f"{size}@{ratio}tpp" for size in ("xs", "s", "m") for ratio in (2, 4)}
     assert len({(row.label.arm, row.label.size, row.label.seed) for row in rows}) == len(rows)
 
@@ -122,14 +122,18 @@ def test_arms_that_come_out_alike_are_refused() -> None:
 
 def test_two_sizes_that_are_one_are_refused() -> None:
     size = {"width": 32, "num_layers": 4, "head_width": 8, "num_active": 2}
-    experiment = load(DEMO).replaced("sizes", [{"name": name, **size} for name in ("one", "two")])
+    experiment = (
+        load(DEMO).replaced("tuning", None).replaced("sizes", [{"name": name, **size} for name in ("one", "two")])
+    )
     with pytest.raises(InputError, match=r"sizes one and two are the same run for arm k2, seed 0"):
         expand(experiment, built)
 
 
 def test_budgets_that_share_their_first_digits_stay_apart() -> None:
     budgets = [{"kind": "tokens", "tokens": tokens} for tokens in (1_200_000, 1_201_000)]
-    names = {row.label.size for row in expand(load(DEMO).replaced("budgets", budgets), built).rows}
+    names = {
+        row.label.size for row in expand(load(DEMO).replaced("tuning", None).replaced("budgets", budgets), built).rows
+    }
     assert {"xs@1200000t", "xs@1201000t"} <= names
 
 
