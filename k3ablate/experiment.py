@@ -200,10 +200,12 @@ class Arm:
 
 def load(path: Path) -> Experiment:
     """Read, resolve and check an experiment file. Every mistake is one InputError that says what to write instead."""
-    tree = read_yaml(path)
-    if not isinstance(tree, Mapping):
-        raise InputError(f"{path}: an experiment is a mapping of keys to values, found {tree!r}")
-    return parse(Experiment, resolved(tree, str(path), _complete), source=str(path))
+    return _parsed(path, _tree(path))
+
+
+def load_untuned(path: Path) -> Experiment:
+    """As `load`, without the values that it takes from tuning: those are still to be found."""
+    return _parsed(path, {key: value for key, value in _tree(path).items() if key != "tuned"})
 
 
 def make_arms(experiment: Experiment) -> tuple[Arm, ...]:
@@ -270,6 +272,17 @@ def check_arm(experiment: Experiment, arm: Arm) -> None:
                     f"{where}: {path}: this arm changes nothing: it is the baseline's value already; "
                     "write another value or drop the level"
                 )
+
+
+def _tree(path: Path) -> Mapping[str, Tree]:
+    tree = read_yaml(path)
+    if not isinstance(tree, Mapping):
+        raise InputError(f"{path}: an experiment is a mapping of keys to values, found {tree!r}")
+    return tree
+
+
+def _parsed(path: Path, tree: Mapping[str, Tree]) -> Experiment:
+    return parse(Experiment, resolved(tree, str(path), _complete), source=str(path))
 
 
 def _check_components(experiment: Experiment) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from k3ablate.answers import Problem, table
 from k3ablate.config import located
-from k3ablate.experiment import load, setting_digest
+from k3ablate.experiment import load_untuned, setting_digest
 from k3ablate.jobs import local
 from k3ablate.jobs.folders import corpora_folder
 from k3ablate.jobs.progress import Reporter
@@ -93,7 +93,7 @@ def tune(
     With `is_extended`, ranges whose optimum lies at an edge are widened by one step first, for every arm of that size.
     KeyboardInterrupt leaves a state that the next call goes on from.
     """
-    experiment = load(experiment_path(name))
+    experiment = load_untuned(experiment_path(name))
     require_writable(root)
     corpora = {recipe: build(recipe, corpora_folder(root), reporter.say) for recipe in data_recipes(experiment)}
     every = studies(experiment, {recipe: corpus.digest for recipe, corpus in corpora.items()}, num_trials)
@@ -205,7 +205,7 @@ def _tuned_size(
     every: Studies, study: Study, trials: Mapping[str, Sequence[Trial]], spaces: Mapping[str, Mapping[str, Range]]
 ) -> TunedSize:
     where = f"{every.experiment.name}: arm {study.arm}, size {study.size}"
-    flops = every.point(study.size).flops
+    flops = every.ladder[study.size].flops
     return findings.tuned_size(trials[study.name], spaces[study.name], every.tuning.reach, flops, where)
 
 

@@ -26,6 +26,7 @@ class Studies:
     experiment: Experiment
     tuning: Tuning
     corpora: Mapping[DataRecipe, str]  # digests
+    ladder: Mapping[str, Point]
     all: Sequence[Study]
 
     @property
@@ -54,7 +55,7 @@ class Studies:
         """The run of one trial."""
         arm = replace(self.arm(study.arm), seeds=(self.seed,))
         chosen = setting(self.experiment, arm, values)
-        (row,) = rows_at(self.experiment, arm, chosen, NOT_TUNED, self.point(study.size), self.corpora[chosen.data])
+        (row,) = rows_at(self.experiment, arm, chosen, NOT_TUNED, self.ladder[study.size], self.corpora[chosen.data])
         label = replace(
             row.label, experiment=f"{row.label.experiment}{SEPARATE}", arm=f"{study.arm}/trial-{number}"
         )  # fmt: skip
@@ -63,10 +64,6 @@ class Studies:
     def corpus_of(self, study: Study) -> str:
         """Digest of the corpus that its trials train on."""
         return self.corpora[setting(self.experiment, self.arm(study.arm)).data]
-
-    def point(self, size: str) -> Point:
-        """The place on the ladder called `size`."""
-        return next(point for point in points(self.experiment) if point.name == size)
 
 
 def studies(experiment: Experiment, corpora: Mapping[DataRecipe, str], num_trials: int | None = None) -> Studies:
@@ -78,7 +75,7 @@ def studies(experiment: Experiment, corpora: Mapping[DataRecipe, str], num_trial
         )
     tree = experiment.tuning.tree() | ({} if num_trials is None else {"trials": num_trials})
     tuning = parse(Tuning, tree, source="tuning")
-    bare = Studies(experiment, tuning, corpora, ())
+    bare = Studies(experiment, tuning, corpora, {point.name: point for point in points(experiment)}, ())
     found = [
         Study(_name(bare, arm, size), arm.name, size, tuning)
         for arm in distinct_arms(experiment)
@@ -88,7 +85,7 @@ def studies(experiment: Experiment, corpora: Mapping[DataRecipe, str], num_trial
 
 
 def _name(bare: Studies, arm: Arm, size: str) -> str:
-    tuning, point = bare.tuning, bare.point(size)
+    tuning, point = bare.tuning, bare.ladder[size]
     identity = {
         "setting": setting_digest(bare.experiment, arm, tuning.space),
         "baseline": point.model.digest(),

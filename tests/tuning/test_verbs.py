@@ -255,6 +255,17 @@ def test_fairness_reads_the_gain_at_each_ones_own_optimum_and_less_with_shared_s
     assert written.loc["k3", "own_multiplier"] == arms["k3"]["own"]["multiplier"]
 
 
+def test_an_experiment_may_take_its_own_values(k3ablate, place: Path) -> None:
+    (place / "planted.yaml").write_text(EXPERIMENT.replace("name: planted", "name: planted\ntuned: planted"))
+    code, _, err = k3ablate("plan", "planted.yaml")
+    assert code == 2
+    assert "nothing is tuned there; `k3ablate tune planted` does that" in err
+    assert k3ablate("tune", "planted.yaml")[0] == 0
+    out = k3ablate("plan", "planted.yaml")[1]
+    assert "tuned at m" in out
+    assert "law through xs, m" in out
+
+
 def test_fairness_with_a_failed_run_says_so_with_exit_code_1(
     k3ablate, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
