@@ -15,7 +15,7 @@ import pandas
 from k3ablate.answers import Problem
 from k3ablate.config import InputError
 from k3ablate.fits.analysis import Analysis, analyse
-from k3ablate.fits.columns import Columns, canonical
+from k3ablate.fits.columns import Columns, canonical, row_name
 from k3ablate.fits.observations import check_arm, observations
 from k3ablate.fits.split_analysis import AnalysedSplit, split_analysis
 from k3ablate.fits.uncertainty import NUM_DRAWS
@@ -152,7 +152,7 @@ def _check_levels(name: str, levels: pandas.Series, arms: pandas.Series) -> None
     """InputError where a component has no level, or an arm several."""
     empty = levels.index[levels.isna()]
     if len(empty):
-        raise InputError(f"--component {name}: row {empty[0]} has no level; write one on every row")
+        raise InputError(f"--component {name}: {row_name(empty[0])} has no level; write one on every row")
     for arm, found in levels.groupby(arms, sort=False):
         if found.nunique() > 1:
             several = ", ".join(map(str, found.unique()))

@@ -7,7 +7,7 @@ semicolons, or else tabs, those stand between the cells. Numbers have a decimal 
 
 import csv
 import re
-from io import BytesIO
+from io import BytesIO, StringIO
 from pathlib import Path
 
 import pandas
@@ -27,7 +27,9 @@ def read_csv(path: Path) -> pandas.DataFrame:
     content = _content(path)
     if content.startswith(PARQUET_MAGIC):
         raise InputError(f"{path}: is a parquet file; name it {path.stem}.parquet")
-    separator = _separator(path, _text(path, content))
+    text = _text(path, content)
+    separator = _separator(path, text)
+    _refuse_repeated_columns(path, text, separator)
     try:
         table = pandas.read_csv(BytesIO(content), sep=separator, encoding="utf-8-sig")
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError) as error:
@@ -89,6 +91,17 @@ def _separator(path: Path, text: str) -> str:
     if len(found) > 1:
         raise InputError(f"{path}: semicolons and tabs in one header; write commas between the cells")
     return found[0] if found else ","
+
+
+def _refuse_repeated_columns(path: Path, text: str, separator: str) -> None:
+    """pandas would rename the later ones, and the first would be taken without a word."""
+    header = [name.strip() for name in next(csv.reader(StringIO(text.lstrip("\r\n")), delimiter=separator))]
+    repeated = [name for name in dict.fromkeys(header) if name and header.count(name) > 1]
+    if repeated:
+        raise InputError(
+            f"{path}: the header has {header.count(repeated[0])} columns {repeated[0]!r}; give every column a name of "
+            "its own, or remove those that are not meant"
+        )
 
 
 def _refuse_decimal_commas(path: Path, table: pandas.DataFrame) -> None:

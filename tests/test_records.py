@@ -48,6 +48,12 @@ PARQUET = pandas.DataFrame({"loss": [3.25]}).to_parquet()
         ("runs.csv", b"", "is empty; write a header"),
         ("runs.csv", b"\n\n", "is empty; write a header"),
         ("runs.csv", RUNS.encode() + b"k2,s2,1e20,2.9,7,8\n", "Expected 4 fields in line 4, saw 6.*as many cells"),
+        (
+            "runs.csv",
+            b"\narm,loss,flops, loss\nk2,3,4,5\n",
+            "has 2 columns 'loss'; give every column a name of its own",
+        ),
+        ("runs.csv", b"arm;loss;arm\nk2;3;k3\n", "the header has 2 columns 'arm'"),
         ("runs.csv", b"arm,loss\nk2,3,4\nk2,2,9\n", "more cells than the header.; give every column a name"),
         ("runs.csv", RUNS.encode() + b'"k2,s2,1e20,2.9\n', "EOF inside string.*is not closed: close or remove it"),
         ("runs.csv", RUNS.replace("k2", "k\0").encode(), "not text .a zero byte on line 2"),

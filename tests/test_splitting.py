@@ -174,7 +174,7 @@ def test_published_series_are_the_component() -> None:
         (["atention"], "--component atention: no such column; the table has arm, size"),
         (["seed"], "--component seed: every table of runs has this column; copy it under another name"),
         (["rung"], r"--component rung: arm k2 has several levels \(s0, s1, s2\)"),
-        (["gap"], "--component gap: row 0 has no level"),
+        (["gap"], "--component gap: row 1 of the data has no level"),
     ],
 )
 def test_wrong_components_are_refused(components: list[str], message: str) -> None:
@@ -245,8 +245,11 @@ def test_the_command_gives_the_numbers_of_the_function(tmp_path: Path, capsys: p
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--baseline", "k22"], "baseline: no arm 'k22' in the table; did you mean 'k2'?"),
-        (["--target", "+atention"], "target: no arm '+atention' in the table; did you mean '+attention'?"),
+        (["--baseline", "k22"], "baseline: no arm 'k22' in the table; did you mean 'k2'? write one of "),
+        (
+            ["--target", "+atention"],
+            "target: no arm '+atention' in the table; did you mean '+attention'? write one of ",
+        ),
         (["--form", "cubic"], "form: unknown form 'cubic'"),
         (["--component", "size"], "--component size: every table of runs has this column"),
     ],

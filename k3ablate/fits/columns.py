@@ -2,8 +2,9 @@
 
 `canonical` gives a table our column names (those of `records.COLUMNS`), keeps the rows that rules such as `used=1` or
 `tokens>=1e9` name, and makes up the labels that a table of runs may lack: one arm, sizes from what was trained, seeds
-by counting. Runs that share their labels and were trained on other tokens, say, are of different sizes. Whether the
-rows can be compared or fitted is not asked here; see `observations` and `fitting`.
+by counting. Runs that share their labels and were trained on other tokens, say, are of different sizes. Spaces around
+the name of an arm are no part of it. Whether the rows can be compared or fitted is not asked here; see `observations`
+and `fitting`.
 """
 
 import dataclasses
@@ -13,6 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pandas
 
 from k3ablate.config import InputError
@@ -51,6 +53,7 @@ def canonical(
     there, a rule that keeps nothing, and what cannot be read as a rule.
     """
     _refuse_one_column_for_two(columns)
+    _refuse_repeated_columns(table)
     kept, sentences = _kept(table, where)
     theirs = {ours: getattr(columns, role) for role, ours in OURS.items()}
     for role, ours in OURS.items():
@@ -63,7 +66,19 @@ def canonical(
         replaced.add("status")
     named = kept.drop(columns=[name for name in kept if name in replaced])
     present = {ours: kept[name] for ours, name in theirs.items() if name in kept}
+    if "arm" in present:
+        present["arm"] = present["arm"].map(stripped)
     return _labelled(named.assign(**present)), sentences
+
+
+def stripped(cell: object) -> object:
+    """A cell without the spaces around its text."""
+    return cell.strip() if isinstance(cell, str) else cell
+
+
+def row_name(label: object) -> str:
+    """A row as people count: 'row 1 of the data' is the first below the header; other labels are its name."""
+    return f"row {label + 1} of the data" if isinstance(label, int | np.integer) else f"row {label!r}"
 
 
 def _kept(table: pandas.DataFrame, where: Sequence[str]) -> tuple[pandas.DataFrame, tuple[str, ...]]:
@@ -107,7 +122,7 @@ def _as_number(value: str, rule: str) -> float:
 
 def _text(cell: object) -> str:
     """A cell as it is compared: true and True are one word."""
-    text = str(cell)
+    text = str(cell).strip()
     return text.lower() if text.lower() in {"true", "false"} else text
 
 
@@ -132,6 +147,12 @@ def _refuse_one_column_for_two(columns: Columns) -> None:
             raise InputError(
                 f"table: column {name!r} is named for {roles[name]} and for {role}; name one column for each"
             )
+
+
+def _refuse_repeated_columns(table: pandas.DataFrame) -> None:
+    repeated = table.columns[table.columns.duplicated()]
+    if len(repeated):
+        raise InputError(f"table: more than one column {str(repeated[0])!r}; give every column a name of its own")
 
 
 def _labelled(table: pandas.DataFrame) -> pandas.DataFrame:
@@ -164,8 +185,8 @@ def _refuse_copies(table: pandas.DataFrame, loss: str) -> None:
         copy = measured.iloc[copies[0]]
         same = (measured.eq(copy) | (measured.isna() & copy.isna())).all(axis=1)
         raise InputError(
-            f"table: row {measured.index[copies[0]]} repeats row {measured.index[same][0]} in every column; remove it, "
-            "or write a column seed if it is another run"
+            f"table: {row_name(measured.index[copies[0]])} repeats {row_name(measured.index[same][0])} in every "
+            "column; remove it, or write a column seed if it is another run"
         )
 
 

@@ -1,14 +1,15 @@
 """Which rows of a table of records may be compared, and which are left out, and why?
 
 Takes the columns of `records.COLUMNS` or anybody's table that `columns.canonical` has read; `status`, `reason` and
-`digest` are used where they are there, and so are columns of which a table may hold one value only: `validation`,
-`metric`, units, and `corpus`, of which several may share one `validation_content`. Other text columns that are constant
-within every arm are taken as components' levels. Nothing is fitted here, and no row is dropped without an
-entry in `excluded`.
+`digest` are used where they are there, and so are columns of which a table may hold one value only: validation sets,
+tokenizers, metrics and units, under any name of `SINGLE_VALUED`, and `corpus`, of which several may share one
+`validation_content`. Other text columns that are constant within every arm are taken as components' levels. Nothing is
+fitted here, and no row is dropped without an entry in `excluded`.
 """
 
 import difflib
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -17,14 +18,20 @@ import numpy as np
 import pandas
 
 from k3ablate.config import InputError
+from k3ablate.fits.columns import OURS, row_name
 from k3ablate.fits.paired import Point
 from k3ablate.records import COLUMNS, Status
 
 LABELS = ("arm", "size", "seed")
-# Losses that differ in one of these words do not compare.
-SINGLE_VALUED = re.compile(r"corpus|validation|metric|flops_convention|(.*_)?units?(_.*)?", re.IGNORECASE)
+ROLES = {ours: role for role, ours in OURS.items()}
+VALIDATION_SETS = "(val|valid|validation|eval|evaluation|test|held_?out)_?(set|data|data_?set|corpus|split)"
+TOKENIZERS = "tokeni[sz]er|vocab(ulary)?"
+LABELS_OF_LOSSES = rf"corpus|validation|({VALIDATION_SETS}|{TOKENIZERS})(_?(name|id))?|metric|flops_convention"
+# Losses that differ in one of these words do not compare; matched in small letters, with _ for spaces and hyphens.
+SINGLE_VALUED = re.compile(rf"{LABELS_OF_LOSSES}|(.*_)?units?(_.*)?")
 # Whole numbers of these names are labels too; of others, such as hidden_units, they count something.
-LABELLED = re.compile(r"corpus|validation|metric|flops_convention|units?|(loss|flops|compute)_units?", re.IGNORECASE)
+LABELLED = re.compile(rf"{LABELS_OF_LOSSES}|units?|(loss|flops|compute)_units?")
+BETWEEN_WORDS = re.compile(r"[\s_.-]+")
 MAX_NAMED = 6  # rows of one digest
 
 
@@ -91,7 +98,7 @@ def usable(table: pandas.DataFrame, numbers: Sequence[str], names: Mapping[str, 
     if table.empty:
         raise InputError("table: no rows; write one per run below the header, or run the experiment first")
     _refuse_missing_labels(table)
-    labels = table[["arm", "size"]].astype(str)
+    labels = table[["arm", "size"]].astype(str).assign(arm=lambda rows: rows["arm"].str.strip())
     rows = table.assign(arm=labels["arm"], size=labels["size"], seed=table["seed"].astype(int), status=_statuses(table))
     _refuse_duplicates(rows)
     _refuse_mixtures(rows)
@@ -105,10 +112,10 @@ def usable(table: pandas.DataFrame, numbers: Sequence[str], names: Mapping[str, 
 
 
 def check_arm(name: str, known: Mapping[str, object], what: str = "baseline") -> None:
-    """InputError with the nearest known arm where `name`, asked for as `what`, is not in the table."""
+    """InputError with the arms there are, and the nearest, where `name`, asked for as `what`, is not in the table."""
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
-        advice = f"did you mean {near[0]!r}?" if near else f"write one of {', '.join(known)}"
+        advice = (f"did you mean {near[0]!r}? " if near else "") + f"write one of {', '.join(known)}"
         raise InputError(f"{what}: no arm {name!r} in the table; {advice}")
 
 
@@ -120,21 +127,21 @@ def _statuses(table: pandas.DataFrame) -> list[str]:
     for index, value in table["status"].items():
         if str(value) not in known:
             raise InputError(
-                f"table: row {index}: status {value!r}; write one of {', '.join(sorted(known))}, or say which runs "
-                f"count (--where status={value})"
+                f"table: {row_name(index)}: status {value!r}; write one of {', '.join(sorted(known))}, or say which "
+                f"runs count (--where status={value})"
             )
     return [str(value) for value in table["status"]]
 
 
 def _refuse_missing_labels(table: pandas.DataFrame) -> None:
     for column in ("arm", "size", "seed"):
-        empty = table.index[table[column].isna()]
+        empty = table.index[table[column].isna() | (table[column].astype(str).str.strip() == "")]
         if len(empty):
-            raise InputError(f"table: row {empty[0]}: no {column}; every run needs one")
+            raise InputError(f"table: {row_name(empty[0])}: no {column}; every run needs one")
     seeds = pandas.to_numeric(table["seed"], errors="coerce")
     wrong = table.index[seeds.isna() | (seeds % 1 != 0)]
     if len(wrong):
-        raise InputError(f"table: row {wrong[0]}: seed {table.loc[wrong[0], 'seed']}; write a whole number")
+        raise InputError(f"table: {row_name(wrong[0])}: seed {table.loc[wrong[0], 'seed']}; write a whole number")
 
 
 def _refuse_duplicates(rows: pandas.DataFrame) -> None:
@@ -160,24 +167,30 @@ def _refuse_duplicates(rows: pandas.DataFrame) -> None:
 def _refuse_mixtures(rows: pandas.DataFrame) -> None:
     finished = rows["status"] == Status.FINISHED
     for column in rows:
-        if not SINGLE_VALUED.fullmatch(str(column)) or _measures(str(column), rows[column]):
+        if not SINGLE_VALUED.fullmatch(_plain(column)) or _measures(_plain(column), rows[column]):
             continue
         if column == "corpus" and _share_validation(rows[finished]):
             continue
         empty = rows[column].isna() | (rows[column].map(lambda cell: str(cell).strip()) == "")
         values = sorted(map(str, rows[column][~empty].unique()))
+        rule = shlex.quote(f"{column}={values[0]}") if values else ""
         if len(values) > 1:
             raise InputError(
                 f"table: {len(values)} values of {column} ({', '.join(values)}); losses of more than one {column} do "
-                f"not compare: keep the rows of one (--where {column}={values[0]})"
+                f"not compare: keep the rows of one (--where {rule})"
             )
         unknown = rows.index[empty & finished]
         if values and len(unknown):
             raise InputError(
-                f"table: row {unknown[0]}: no {column}, which is {values[0]} on others ({len(unknown)} of "
+                f"table: {row_name(unknown[0])}: no {column}, which is {values[0]} on others ({len(unknown)} of "
                 f"{int(finished.sum())} finished rows have none); write it on every row, or keep the rows that have it "
-                f"(--where {column}={values[0]})"
+                f"(--where {rule})"
             )
+
+
+def _plain(column: object) -> str:
+    """The name of a column as `SINGLE_VALUED` has it: Val-Set and 'val set' are val_set."""
+    return BETWEEN_WORDS.sub("_", str(column).strip().lower())
 
 
 def _share_validation(finished: pandas.DataFrame) -> bool:
@@ -200,10 +213,11 @@ def _refuse_unusable_numbers(finished: pandas.DataFrame, columns: Mapping[str, s
         bad = np.flatnonzero(~(np.isfinite(numbers) & (numbers > 0)))
         if len(bad):
             row = finished.iloc[int(bad[0])]
+            needed = name if name == column else f"number in the {ROLES[column]} column {name}"
             raise InputError(
-                f"table: row {finished.index[int(bad[0])]}: {row['arm']} {row['size']} seed {row['seed']}: finished "
-                f"with {name} {row[column]}; a positive, finite {name} is needed, or a column status that says why "
-                "there is none (diverged, failed, out_of_time); --where keeps other rows"
+                f"table: {row_name(finished.index[int(bad[0])])}: {row['arm']} {row['size']} seed {row['seed']}: "
+                f"finished with {name} {row[column]}; a positive, finite {needed} is needed, or a column status that "
+                "says why there is none (diverged, failed, out_of_time); --where keeps other rows"
             )
 
 

@@ -32,6 +32,18 @@ def test_a_table_with_our_names_stays_as_it_is() -> None:
     pandas.testing.assert_frame_equal(canonical(table, Columns())[0], table)
 
 
+def test_spaces_around_an_arm_are_no_part_of_its_name() -> None:
+    spaced = theirs().assign(model=["plain", " plain", "new ", "new"])
+    pandas.testing.assert_frame_equal(canonical(spaced, NAMED)[0], canonical(theirs(), NAMED)[0])
+    assert canonical(spaced, NAMED, ["model=new"])[0]["arm"].tolist() == ["new", "new"]
+
+
+def test_a_column_that_stands_twice_is_refused() -> None:
+    twice = pandas.concat([theirs(), theirs()[["val"]] + 1], axis=1)
+    with pytest.raises(InputError, match="more than one column 'val'; give every column a name of its own"):
+        canonical(twice, NAMED)
+
+
 def test_one_column_may_hold_two_things() -> None:
     table, _ = canonical(pandas.DataFrame({"tokens": [1e9, 2e9], "loss": [3.0, 2.9]}), Columns(compute="tokens"))
     assert table["flops"].tolist() == table["tokens"].tolist() == [1e9, 2e9]
@@ -139,7 +151,10 @@ def test_a_table_without_a_loss_or_a_size_is_refused() -> None:
 
 def test_without_seeds_a_copy_of_a_row_is_no_second_seed() -> None:
     table = pandas.DataFrame({"flops": [1.0, 2.0, 1.0], "val": [3.0, 2.9, 3.0], "loss": [1.0, 2.0, 1.0], "note": None})
-    with pytest.raises(InputError, match=r"row 2 repeats row 0 in every column; remove it, or write a column seed"):
+    with pytest.raises(
+        InputError,
+        match=r"row 3 of the data repeats row 1 of the data in every column; remove it, or write a column seed",
+    ):
         canonical(table, Columns(loss="val"))
     assert canonical(table.assign(loss=[1.0, 2.0, 3.0]), Columns(loss="val"))[0]["seed"].tolist() == [0, 0, 1]
 

@@ -64,9 +64,14 @@ def test_free_text_columns_are_not_components(planted_table: Tables) -> None:
         ("seed", 1, 0, r"arm k2, size s0, seed 0 stands more than once"),
         ("corpus", 5, "other", r"2 values of corpus \(c0ffee, other\); losses of more than one corpus do not compare"),
         ("validation", 5, "ood", r"2 values of validation \(ood, validation\)"),
-        ("status", 2, "crashed", r"row 2: status 'crashed'; write one of diverged, failed, finished, out_of_time, or"),
-        ("arm", 4, None, r"row 4: no arm"),
-        ("seed", 4, 0.5, r"row 4: seed 0.5; write a whole number"),
+        (
+            "status",
+            2,
+            "crashed",
+            r"row 3 of the data: status 'crashed'; write one of diverged, failed, finished, out_of_time, or",
+        ),
+        ("arm", 4, None, r"row 5 of the data: no arm"),
+        ("seed", 4, 0.5, r"row 5 of the data: seed 0.5; write a whole number"),
     ],
 )
 def test_refused_tables(planted_table: Tables, column: str, row: int, value: object, message: str) -> None:
@@ -86,6 +91,30 @@ def test_columns_that_hold_one_value_or_do_not_compare(planted_table: Tables, co
         observations(table)
 
 
+@pytest.mark.parametrize(
+    "column",
+    ["validation_set", "val_set", "eval_set", "eval_dataset", "evaluation_set", "validation_data", "tokenizer",
+     "vocabulary", "Val-Set", "Evaluation Set", "valSet", "TOKENISER", "vocab", "held-out set", "test_set_name"],
+)  # fmt: skip
+@pytest.mark.parametrize("labels", [("a", "b"), (1, 2)])
+def test_mixed_validation_sets_and_tokenizers_are_refused_under_any_usual_name(
+    planted_table: Tables, column: str, labels: tuple[object, object]
+) -> None:
+    table = planted_table()
+    assert observations(table.assign(**{column: labels[0]})).excluded == ()
+    table[column] = [labels[index % 2] for index in range(len(table))]
+    rule = f"'{column}={labels[0]}'" if " " in column else f"{column}={labels[0]}"
+    with pytest.raises(InputError, match=rf"2 values of {column} .*do not compare.*\(--where {rule}\)"):
+        observations(table)
+
+
+def test_losses_and_counts_beside_them_are_no_validation_set(planted_table: Tables) -> None:
+    table = planted_table()
+    counts = {name: range(len(table)) for name in ("val_tokens", "eval_steps", "vocab_size")}
+    losses = dict.fromkeys(("val_loss", "eval", "validation_set", "test_data"), table["loss"])
+    assert observations(table.assign(**counts, **losses)).excluded == ()
+
+
 def test_numbers_are_no_labels(planted_table: Tables) -> None:
     """Somebody's hidden units are no unit, and their column of validation losses is no validation set."""
     table = planted_table()
@@ -99,11 +128,21 @@ def test_numbers_of_any_form_are_checked_under_the_tables_own_names(planted_tabl
     assert found.arms == ("k2", "k3", "kda", "again")
     table["tokens"] = table["tokens"].astype(float)
     table.loc[9, "tokens"] = np.nan
-    with pytest.raises(InputError, match=r"row 9: .* finished with D nan; a positive, finite D is needed.*--where"):
+    with pytest.raises(
+        InputError, match=r"row 10 of the data: .* with D nan; .* number in the tokens column D .*--where"
+    ):
         usable(table, ("loss", "tokens"), {"tokens": "D"})
     with pytest.raises(InputError, match="no column N, D; it has"):
         usable(table.drop(columns=["tokens", "active_params"]), ("active_params", "tokens"),
                {"tokens": "D", "active_params": "N"})  # fmt: skip
+
+
+def test_spaces_around_an_arm_are_no_part_of_its_name(planted_table: Tables) -> None:
+    table = planted_table()
+    spaced = table.assign(arm=[f" {arm} " if index % 2 else arm for index, arm in enumerate(table["arm"])])
+    assert observations(spaced) == observations(table)
+    with pytest.raises(InputError, match="row 1 of the data: no arm"):
+        observations(table.assign(arm=" "))
 
 
 def test_missing_columns_and_rows_are_refused(planted_table: Tables) -> None:
@@ -124,7 +163,7 @@ def test_a_table_without_a_finished_run_keeps_its_arms_and_every_reason(planted_
 
 
 def test_unknown_baseline_is_refused_with_the_nearest_arm() -> None:
-    with pytest.raises(InputError, match="no arm 'k22' in the table; did you mean 'k2'"):
+    with pytest.raises(InputError, match=r"no arm 'k22' in the table; did you mean 'k2'\? write one of k2, k3"):
         check_arm("k22", {"k2": 0, "k3": 0})
 
 
@@ -144,7 +183,9 @@ def test_a_label_on_some_rows_only_tells_nothing_of_the_others(
 ) -> None:
     table = planted_table()
     table[column] = pandas.Series(["one", *[empty] * (len(table) - 1)], dtype=object)
-    message = rf"row 1: no {column}, which is one on others \({len(table) - 1} of {len(table)} finished .*{column}=one"
+    message = (
+        rf"row 2 of the data: no {column}, which is one on others .{len(table) - 1} of {len(table)} fin.*{column}=one"
+    )
     with pytest.raises(InputError, match=message):
         observations(table)
     assert observations(table.assign(**{column: empty})).excluded == ()
