@@ -76,7 +76,7 @@ FitIntervals = Annotated[
     Literal["noise", "resampling"] | None,
     Parameter(help="Noise of seeds or residuals, or points drawn again; default: noise, resampling for large tables."),
 ]
-FitBaseline = Annotated[str | None, Parameter(help="Arm whose multiplier is 1 in shared_floor; default: the first.")]
+FitBaseline = Annotated[str | None, Parameter(help="Arm that the multipliers of all others are against.")]
 AtLoss = Annotated[float | None, Parameter(help="Read at this loss; default: the lowest that every arm measured.")]
 AtFlops = Annotated[float | None, Parameter(help="Read where the baseline has spent this compute.")]
 Target = Annotated[str | None, Parameter(help="Arm to split; default: the last that changes every component.")]
@@ -279,7 +279,9 @@ def cancel(experiment: str, *, arm: OnlyArm = None, size: OnlySize = None, json:
     """End what Slurm has of it: queued runs leave the queue, running ones write a checkpoint; `submit` goes on."""
     from k3ablate import interventions
 
-    return _show(interventions.cancel(experiment, _root(), arm, size, _say), json)
+    answer = interventions.cancel(experiment, _root(), arm, size, _say)
+    _show(answer, json)
+    return FAILED if answer.problem else DONE
 
 
 @app.command
@@ -350,7 +352,7 @@ def fit(
     """Fit a curve to every arm of TABLE: an experiment, a .parquet or a .csv of runs, anybody's.
 
     Without --form: chinchilla where --params or --tokens is named or the table has no compute, else power_floor where
-    every arm determines its floor, else power.
+    every arm determines its floor, else power. With --baseline every other arm also gets its multiplier against it.
     """
     from k3ablate import answers, fitting
     from k3ablate.fits.forms import SHARED

@@ -75,7 +75,7 @@ def submit(name: str, root: Path, cluster: str, say: Say, *, is_dry_run: bool = 
     folder = (root if recipe.runs is None else Path(recipe.runs)).absolute()
     order = Order(experiment.name, folder, recipe, experiment.execution)
     if is_dry_run:
-        outcome = dispatch.preview(_known_rows(experiment, folder), order)
+        outcome = dispatch.preview(_known_rows(experiment, folder), order, say)
     else:
         require_writable(folder)
         rows = plan_from_built_corpora(experiment, folder, say).rows

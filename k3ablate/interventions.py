@@ -34,10 +34,13 @@ class Cancelled:
     others: Sequence[str] = ()  # not asked for, but in the same tasks
     elsewhere: Mapping[str, str] = field(default_factory=dict)  # name -> who carries it out; nothing was done there
     next_command: str = ""  # that goes on with them
+    problem: str = ""  # why it is not known whether Slurm did it, or empty
 
     def text(self) -> str:
         """What was cancelled, and what was not."""
-        if not self.tasks:
+        if self.problem:
+            lines = [f"{self.experiment}: {self.problem}"]
+        elif not self.tasks:
             lines = [f"{self.experiment}: nothing of it is in Slurm's queue"]
         else:
             lines = [
@@ -72,7 +75,7 @@ class Retried:
 
 
 def cancel(name: str, root: Path, arm: str | None, size: str | None, say: Say) -> Cancelled:
-    """End the tasks of Slurm's that have these runs; InputError where it does not answer, or no run is meant."""
+    """End the tasks of Slurm's that have these runs; InputError where no run is meant. `say` is told of every wait."""
     experiment = load(experiment_path(name))
     rows = _selected(plan_from_known_corpora(experiment, root).rows, arm, size)
     wanted = _names(rows)
@@ -80,13 +83,14 @@ def cancel(name: str, root: Path, arm: str | None, size: str | None, say: Say) -
         return Cancelled(experiment.name, elsewhere=_elsewhere(wanted, states(root, wanted), {}))
     with locked(root, say):  # nobody submits them again meanwhile
         try:
-            tasks = tasks_of_runs(submissions(root), controller.queue())
+            tasks = tasks_of_runs(submissions(root), controller.queue(say=say))
             ours = _live_tasks(tasks, wanted, experiment.name)
             packed = {run.digest: run.name for task in ours for run in task.pack}
             by_folder = states(root, packed | wanted)
-            _end(ours)
-        except (Refused, Unreachable) as error:
-            raise InputError(f"Slurm does not do it: {error}. The same command cancels what is left") from None
+            _end(ours, say)
+        except (Refused, Unreachable) as answer:
+            problem = f"Slurm does not do it: {answer}. The same command cancels what is left"
+            return Cancelled(experiment.name, problem=problem)
     unsettled = {digest for digest in packed if by_folder[digest] not in (*SETTLED_STATES, State.FAILED)}
     running = {digest for digest in unsettled & wanted.keys() if by_folder[digest] is State.RUNNING}
     return Cancelled(
@@ -158,10 +162,10 @@ def _live_tasks(tasks: Tasks, digests: Iterable[str], experiment: str) -> list[R
     return [*found.values()]
 
 
-def _end(tasks: Sequence[RunTask]) -> None:
+def _end(tasks: Sequence[RunTask], say: Say) -> None:
     for job in dict.fromkeys(task.job for task in tasks):
         its = [task for task in tasks if task.job == job]
-        controller.cancel(job, [task.index for task in its])
+        controller.cancel(job, [task.index for task in its], say)
         its[0].submission.close(task.key for task in its)
 
 

@@ -35,6 +35,14 @@ execution: {num_threads: 2}
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder with an experiment, its text, cluster recipes, and a Slurm that takes everything."""
+    furnish(tmp_path, monkeypatch)
+    monkeypatch.setattr(controller, "limits", lambda say: Limits(max_array_size=10, max_jobs=10))
+    monkeypatch.setattr(controller, "queue", lambda say: [])
+    monkeypatch.setattr(controller, "submit", lambda *_, say: "11")
+    return tmp_path
+
+
+def furnish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = " ".join(f"{first}{second}" for first in "abcdefgh" for second in "aeiou") * 300
     (tmp_path / "train.txt").write_text(text)
     (tmp_path / "validation.txt").write_text(text[1001:9001])
@@ -43,10 +51,6 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "narrow.yaml").write_text("{minutes: 10}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("K3ABLATE_RUNS", "runs")
-    monkeypatch.setattr(controller, "limits", lambda: Limits(max_array_size=10, max_jobs=10))
-    monkeypatch.setattr(controller, "queue", list)
-    monkeypatch.setattr(controller, "submit", lambda *_: "11")
-    return tmp_path
 
 
 def code_of(*arguments: str) -> int:
@@ -96,7 +100,7 @@ def test_a_dry_run_shows_the_text_that_is_submitted_and_writes_nothing(
 def test_what_is_refused_is_named_and_the_work_has_failed(
     place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*_: object) -> str:
+    def refuse(*_: object, say: object) -> str:
         raise Refused("sbatch: error: invalid partition")
 
     monkeypatch.setattr(controller, "submit", refuse)
@@ -105,3 +109,23 @@ def test_what_is_refused_is_named_and_the_work_has_failed(
     assert lines[0] == "tiny: 0 submitted, 0 queued before, 0 done"
     assert lines[1].startswith("2 not submitted (")
     assert lines[1].endswith("): sbatch: error: invalid partition")
+
+
+def test_a_slurm_that_is_away_is_waited_for_aloud_and_the_work_has_failed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    furnish(tmp_path, monkeypatch)
+    monkeypatch.setattr(controller, "PAUSES", (0.0, 0.0))
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "scontrol").write_text("#!/bin/sh\necho x >> calls\necho Socket timed out on it >&2; exit 1\n")
+    (programs / "scontrol").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=":")
+    assert code_of("submit", "tiny.yaml", "--cluster", "here.yaml") == cli.FAILED
+    answer = capsys.readouterr()
+    waits = [line for line in answer.err.splitlines() if "Slurm" in line]
+    assert waits == ["Slurm does not answer (Socket timed out on it); trying again for about a minute"]
+    assert (tmp_path / "calls").read_text() == "x\n" * 3
+    assert answer.out.splitlines()[1].endswith(
+        "): Slurm does not say what it holds: Socket timed out on it. Nothing was submitted; try again"
+    )

@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 from k3ablate.config import InputError
 
 PAUSES = (2.0, 5.0, 10.0, 20.0, 30.0)  # seconds between tries
+PATIENCE_SECONDS = 70.0  # after the first try none begins later, however long each waits for its answer
 ANSWER_SECONDS = 180.0  # sbatch itself waits up to two minutes for room in the queue
 
 # What sbatch and scontrol say when the same may be accepted, or understood, a little later.
@@ -33,6 +34,13 @@ OVER = frozenset({
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
     "TIMEOUT",
 })  # fmt: skip
+
+
+Say = Callable[[str], None]
+
+
+def silent(message: str) -> None:
+    """Tells nobody that Slurm is waited for: a look is tried once, a task has its own words for it."""
 
 
 class Unreachable(Exception):  # noqa: N818 - an answer of its own kind
@@ -76,20 +84,20 @@ class TaskFacts:
     num_restarts: int  # more than the task was told when it started: it is in the queue again
 
 
-def limits() -> Limits:
-    """As the controller is configured; InputError where there is no Slurm."""
-    text = _ask("scontrol", "show", "config")
+def limits(say: Say = silent) -> Limits:
+    """As the controller is configured; InputError where there is no Slurm. `say` is told of a wait."""
+    text = _ask("scontrol", "show", "config", say=say)
     found = dict(re.findall(r"^(\w+)\s*=\s*(\d+)", text, flags=re.MULTILINE))
     return Limits(max_array_size=int(found["MaxArraySize"]), max_jobs=int(found["MaxJobCount"]))
 
 
-def queue(pauses: Sequence[float] | None = None) -> list[QueuedTask]:
+def queue(pauses: Sequence[float] | None = None, say: Say = silent) -> list[QueuedTask]:
     """Every task that the controller knows and shows, of everybody, ended ones included: one question.
 
-    Unreachable after one try more than there are `pauses` (seconds; None: PAUSES).
+    Unreachable after one try more than there are `pauses` (seconds; None: PAUSES); `say` is told before the first.
     """
     asked = ("squeue", "--noheader", "--array", "--all", "--states=all", "--format=%i|%T|%k")
-    return [task for line in _ask(*asked, pauses=pauses).splitlines() if (task := _queued(line))]
+    return [task for line in _ask(*asked, pauses=pauses, say=say).splitlines() if (task := _queued(line))]
 
 
 def facts(task: str) -> TaskFacts | None:
@@ -108,25 +116,29 @@ def facts(task: str) -> TaskFacts | None:
     )
 
 
-def submit(script: Path, comment: str, array: str | None = None) -> str:
+def submit(script: Path, comment: str, array: str | None = None, say: Say = silent) -> str:
     """Hand in `script`, whose comment is `comment`; the job's id. `array` replaces the script's indices.
 
     Refused with Slurm's words; Unreachable. A submission that seemed to fail is looked for in the queue before it is
-    tried again.
+    tried again; `say` is told once that it is.
     """
-    known = {task.job for task in queue() if task.comment == comment}
+    known = {task.job for task in queue(say=say) if task.comment == comment}
     indices = [] if array is None else [f"--array={array}"]
-    for _ in _tries():
+    for is_another_left in _tries():
         try:
             return _once(("sbatch", "--parsable", *indices, str(script))).strip().partition(";")[0]
-        except Unreachable:
+        except Unreachable as unreachable:
             accepted = {task.job for task in queue() if task.comment == comment} - known
             if accepted:
                 return accepted.pop()
+            last: Exception = unreachable
         except Refused as refused:
             if not _says(str(refused), FULL):
                 raise
             last = refused
+        if is_another_left:
+            say(_waiting(last))
+            say = silent
     raise last
 
 
@@ -140,9 +152,9 @@ def requeue(task: str) -> bool:
     return True
 
 
-def cancel(job: str, indices: Iterable[int]) -> None:
+def cancel(job: str, indices: Iterable[int], say: Say = silent) -> None:
     """End these tasks of the array `job`: waiting ones at once, running ones after a signal. Ended ones stay as are."""
-    _ask("scancel", "--quiet", f"{job}_[{written_indices(indices)}]")
+    _ask("scancel", "--quiet", f"{job}_[{written_indices(indices)}]", say=say)
 
 
 def ask_once(*command: str) -> str:
@@ -181,22 +193,32 @@ def _queued(line: str) -> QueuedTask | None:
     return QueuedTask(job, int(index) if index.isdigit() else None, state, comment)
 
 
-def _ask(*command: str, pauses: Sequence[float] | None = None) -> str:
-    """What `command` prints. Unreachable after several tries, Refused at once."""
+def _ask(*command: str, pauses: Sequence[float] | None = None, say: Say = silent) -> str:
+    """What `command` prints. Unreachable after several tries, of which `say` is told once; Refused at once."""
     for is_another_left in _tries(pauses):
         try:
             return _once(command)
-        except Unreachable:
-            if not is_another_left:
-                raise
-    raise AssertionError("the last try returns or raises")
+        except Unreachable as unreachable:
+            last = unreachable
+            if is_another_left:
+                say(_waiting(last))
+                say = silent
+    raise last
+
+
+def _waiting(answer: Exception) -> str:
+    what = "does not answer" if isinstance(answer, Unreachable) else "has no room yet"
+    return f"Slurm {what} ({answer}); trying again for about a minute"
 
 
 def _tries(pauses: Sequence[float] | None = None) -> Iterator[bool]:
-    """One item per try, after its pause: whether there will be another."""
+    """One item per try, after its pause: whether there may be another. None begins after PATIENCE_SECONDS."""
     pauses = PAUSES if pauses is None else pauses
+    begin = time.monotonic()
     yield bool(pauses)
     for number, pause in enumerate(pauses, start=1):
+        if time.monotonic() - begin + pause > PATIENCE_SECONDS:
+            return
         time.sleep(pause)
         yield number < len(pauses)
 

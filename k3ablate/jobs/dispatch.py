@@ -6,14 +6,13 @@ task does is in `launch`.
 """
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from k3ablate.config import InputError
 from k3ablate.jobs import controller
 from k3ablate.jobs.cluster import ClusterRecipe
-from k3ablate.jobs.controller import Refused, Unreachable
+from k3ablate.jobs.controller import Refused, Say, Unreachable
 from k3ablate.jobs.folders import SETTLED_STATES, RunFolder, State, prepare, states
 from k3ablate.jobs.local import task_of
 from k3ablate.jobs.packs import Pack, PackedRun, PackFile, by_minutes, by_number
@@ -23,7 +22,6 @@ from k3ablate.plan import PlanRow
 from k3ablate.training.spec import Execution
 
 STOP_SHARE = 0.5  # of the time between warning and limit, for the last step; then the task sees to what is left
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -67,24 +65,24 @@ class Outcome:
 
 
 def submit(rows: Sequence[PlanRow], order: Order, say: Say) -> Outcome:
-    """Freeze what is open and hand it to Slurm; InputError where there is none, or it does not answer at all."""
+    """Freeze what is open and hand it to Slurm; InputError where there is none. `say` is told of every wait."""
     open_rows, outcome = _sorted(rows, order.root)
     for row in open_rows:
         assert row.spec is not None, "corpora are built before runs are submitted"
         prepare(order.root, row.spec)
     with locked(order.root, say):
-        for chunk in _chunks(open_rows, order, outcome):
+        for chunk in _chunks(open_rows, order, outcome, say):
             if outcome.reason:
                 outcome.not_submitted += _names(chunk.pack_file.packs)
             else:
-                _hand_in(chunk, outcome)
+                _hand_in(chunk, outcome, say)
     return outcome
 
 
-def preview(rows: Sequence[PlanRow], order: Order) -> Outcome:
+def preview(rows: Sequence[PlanRow], order: Order, say: Say) -> Outcome:
     """What `submit` would hand in, with the same texts; nothing is written."""
     open_rows, outcome = _sorted(rows, order.root)
-    for chunk in _chunks(open_rows, order, outcome):
+    for chunk in _chunks(open_rows, order, outcome, say):
         outcome.handed.append(chunk.handed(None))
     return outcome
 
@@ -118,12 +116,14 @@ def _sorted(rows: Sequence[PlanRow], root: Path) -> tuple[list[PlanRow], Outcome
     return open_rows, outcome
 
 
-def _chunks(open_rows: Sequence[PlanRow], order: Order, outcome: Outcome) -> Iterator[_Chunk]:
-    """What is not in the queue, as arrays; what the controller has no room for is noted in `outcome`."""
+def _chunks(open_rows: Sequence[PlanRow], order: Order, outcome: Outcome, say: Say) -> Iterator[_Chunk]:
+    """What is not in the queue, as arrays; what the controller has no room for, or no answer, goes to `outcome`."""
     try:
-        limits, queue = controller.limits(), controller.queue()
+        limits, queue = controller.limits(say), controller.queue(say=say)
     except (Refused, Unreachable) as answer:
-        raise InputError(f"Slurm does not say what it holds: {answer}. Nothing was submitted; try again") from None
+        outcome.not_submitted = [_packed(row, order.root).name for row in open_rows]
+        outcome.reason = f"Slurm does not say what it holds: {answer}. Nothing was submitted; try again"
+        return
     queued = queued_digests(order.root, queue)
     runs = [_packed(row, order.root) for row in open_rows if row.label.digest not in queued]
     outcome.num_queued = len(open_rows) - len(runs)
@@ -156,12 +156,12 @@ def _chunk(packs: Sequence[Pack], order: Order, submission: Submission) -> _Chun
     return _Chunk(submission, pack_file, text)
 
 
-def _hand_in(chunk: _Chunk, outcome: Outcome) -> None:
+def _hand_in(chunk: _Chunk, outcome: Outcome, say: Say) -> None:
     """To Slurm; what it says instead of an id is the outcome's reason."""
     submission = chunk.submission
     submission.write(chunk.pack_file, chunk.script)
     try:
-        job = controller.submit(submission.script, submission.comment)
+        job = controller.submit(submission.script, submission.comment, say=say)
     except (Refused, Unreachable) as answer:
         outcome.reason = str(answer)
         outcome.not_submitted += _names(chunk.pack_file.packs)

@@ -132,7 +132,7 @@ def locked(root: Path, say: Callable[[str], None]) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            say("another submission is being made here; waiting for it")
+            say("another `submit` or `cancel` is at work here, and may be waiting for Slurm itself; waiting for it")
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:

@@ -1,15 +1,19 @@
 """`cancel` and `retry`: what is told to Slurm, what is opened again, and what is left alone."""
 
+import time
 from collections.abc import Callable
+from threading import Thread
 from typing import Any
 
 import pytest
 
-from k3ablate import interventions, standings
+from k3ablate import cli, interventions, standings
 from k3ablate.config import InputError
 from k3ablate.interventions import Cancelled
 from k3ablate.jobs import controller
 from k3ablate.jobs.attempts import Cause, attempts
+from k3ablate.jobs.controller import Unreachable
+from k3ablate.jobs.submissions import locked
 from k3ablate.records import Status
 
 
@@ -93,8 +97,15 @@ def test_a_slurm_that_does_not_answer_is_no_success(
     grid.submitted("7", [0])
     slurm.answer("squeue", "7_0|PENDING|")
     slurm.refuse(program, "Unable to contact slurm controller")
-    with pytest.raises(InputError, match=r"Unable to contact slurm controller\. The same command cancels what is left"):
-        cancel(grid)
+    said: list[str] = []
+    answer = interventions.cancel(grid.name, grid.root, None, None, said.append)
+    assert said == ["Slurm does not answer (Unable to contact slurm controller); trying again for about a minute"]
+    assert answer.text() == (
+        "seen: Slurm does not do it: Unable to contact slurm controller. The same command cancels what is left"
+    )
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["cancel", grid.name])
+    assert ended.value.code == cli.FAILED
     slurm.answer("squeue", "7_0|PENDING|")
     assert totals(grid)["queued"] == 1
 
@@ -164,3 +175,53 @@ def test_without_slurm_failed_runs_are_opened_and_what_is_not_known_is_said(grid
     answer = interventions.retry(grid.name, grid.root)
     assert [*answer.opened] == ["k2 xs seed 0"]
     assert "Slurm does not answer" in answer.text()
+
+
+def test_no_try_begins_long_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, begins = [0.0], []
+
+    def wait(seconds: float) -> None:
+        clock[0] += seconds
+
+    def answer_late(command: object) -> str:
+        begins.append(clock[0])
+        wait(20.0)
+        raise Unreachable("Socket timed out")
+
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "sleep", wait)
+    monkeypatch.setattr(controller, "_once", answer_late)
+    with pytest.raises(Unreachable):
+        controller.queue()
+    assert 1 < len(begins) < 1 + len(controller.PAUSES)
+    assert begins[-1] <= controller.PATIENCE_SECONDS
+
+
+def test_a_script_that_cannot_be_handed_in_is_unreachable_at_last(
+    slurm: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "PAUSES", (0.0, 0.0))
+    (slurm.folder / "sbatch").write_text("#!/bin/sh\necho Socket timed out on it >&2; exit 1\n")
+    (slurm.folder / "sbatch").chmod(0o755)
+    said: list[str] = []
+    with pytest.raises(Unreachable, match="Socket timed out"):
+        controller.submit(tmp_path / "job.sh", "somewhere", say=said.append)
+    assert said == ["Slurm does not answer (Socket timed out on it); trying again for about a minute"]
+
+
+def test_who_waits_for_the_lock_is_not_told_that_the_other_makes_a_submission(grid: Any) -> None:
+    said: list[str] = []
+
+    def wait() -> None:
+        with locked(grid.root, said.append):
+            pass
+
+    with locked(grid.root, said.append):
+        other = Thread(target=wait)
+        other.start()
+        while not said:
+            time.sleep(0.01)
+    other.join()
+    (line,) = said
+    assert "another `submit` or `cancel`" in line
+    assert "may be waiting for Slurm itself" in line

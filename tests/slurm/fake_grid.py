@@ -10,6 +10,7 @@ from typing import Any
 
 from k3ablate.jobs.attempts import Attempt, attempts
 from k3ablate.jobs.cluster import ClusterRecipe
+from k3ablate.jobs.controller import silent
 from k3ablate.jobs.dispatch import Order, Outcome, preview, submit
 from k3ablate.jobs.folders import RunFolder, State
 from k3ablate.training.spec import Execution
@@ -45,7 +46,7 @@ class FakeGrid:
 
     def preview(self, num_runs: int, trainer: str, **recipe: Any) -> Outcome:
         """What `submit` would do."""
-        return preview(self.rows(num_runs), self.order(trainer, **recipe))
+        return preview(self.rows(num_runs), self.order(trainer, **recipe), silent)
 
     def rows(self, num_runs: int) -> list[Any]:
         """One per seed, the later ones longer."""
