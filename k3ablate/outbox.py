@@ -28,6 +28,7 @@ from k3ablate.records import (
     SPEC_FILE,
     RunRecord,
     read_record,
+    read_routing,
     read_spec,
 )
 
@@ -101,6 +102,12 @@ class Outbox:
     def is_settled(self) -> bool:
         """Whether nothing here will change any more."""
         return self.record is not None and self.record.status in SETTLED
+
+    def require_own(self) -> None:
+        """InputError for a file of another run, or one that is damaged or edited: nothing is sent then."""
+        read_spec(self.folder, self.digest)
+        read_routing(self.folder, self.digest)
+        _ = self.record
 
     def parameters(self) -> dict[str, str]:
         """Dotted path and text of every leaf of the specification."""

@@ -107,6 +107,7 @@ class _Sending:
     watched: Watched
 
     def send(self, known: StoredRun | None) -> Delivery:
+        self.outbox.require_own()
         run = known or self.store.run_of(DIGEST_TAG, self.outbox.digest)
         if run is not None and run.is_settled and not self.outbox.is_settled:
             return Delivery.AHEAD

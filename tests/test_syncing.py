@@ -214,3 +214,21 @@ def test_labels_from_a_store_are_checked(rows: list[PlanRow], path: str, value: 
     tree["lines"][1][path] = value
     with pytest.raises(InputError, match=f"store: not the labels of an experiment .*{said}"):
         Labels.read(json.dumps(tree).encode(), "store")
+
+
+def test_what_belongs_to_another_run_is_not_sent(root: Path, rows: list[PlanRow]) -> None:
+    for row in rows:
+        settle(root, row)
+    first, second, third, fourth = (root / row.label.digest for row in rows)
+    shutil.copy(fourth / "spec.json", first / "spec.json")
+    routing = {"digest": fourth.name, "validation": "validation", "num_tokens": 4, "pairs": [[4]]}
+    (second / "routing.json").write_text(json.dumps(routing))
+    for path in (third / "spec.json", third / "routing.json"):
+        path.unlink(missing_ok=True)  # as runs of before these files were kept
+    answer = syncing.sync(NAME, root, None, lambda line: None)
+    assert answer.counts == {"sent": 2}
+    found = {problem.name: problem.reason for problem in answer.problems}
+    assert found.keys() == {"k2 xs seed 0", "k2 xs seed 1"}
+    assert f"spec.json: holds the specification of run {fourth.name}" in found["k2 xs seed 0"]
+    assert f"routing.json: holds the routing of run {fourth.name}" in found["k2 xs seed 1"]
+    assert Store(f"sqlite:///{root / 'mlflow.db'}").runs().keys() == {third.name, fourth.name}
