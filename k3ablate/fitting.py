@@ -1,7 +1,8 @@
 """What curve do the losses of a table follow? The verb `fit` over anybody's table of runs.
 
 Takes a frame, gives it our column names and fits one form to every arm; the fitting and the forecasts are in `fits`.
-It reads no multiplier (`report` does) and reaches no training library. The form, where none is asked for: `chinchilla`
+Where a baseline is named, every other arm has its multiplier against it, as `fits.analysis` reads them for reports. It
+reaches no training library. The form, where none is asked for: `chinchilla`
 where columns of parameters or tokens are named or the table has no compute; else `power_floor` where every arm
 determines its floor, else `power`.
 """
@@ -14,20 +15,25 @@ import pandas
 
 from k3ablate.answers import table as text_table
 from k3ablate.config import InputError
+from k3ablate.fits.analysis import Analysis, analyse
 from k3ablate.fits.arm_fits import COLUMN_OF, ArmFit, ArmFits, Intervals, Options, fit_arms
 from k3ablate.fits.caveats import caveats
 from k3ablate.fits.columns import OURS, Columns, canonical
 from k3ablate.fits.forecasts import Prediction
 from k3ablate.fits.forms import CHINCHILLA, FORMS, POWER, SHARED, curve_named
 from k3ablate.fits.minimise import Residuals
-from k3ablate.fits.observations import check_arm, usable
+from k3ablate.fits.observations import check_arm, must_not_differ, usable
 from k3ablate.fits.solve import DEFAULT_DELTA, Interval
 from k3ablate.fits.uncertainty import NUM_DRAWS
+from k3ablate.report.multipliers import ArmMultiplier, arm_multiplier
+from k3ablate.report.notes import general_notes
 from k3ablate.report.style import FLOPS_PER_PFLOP_DAY, decimal, factor, loss_text
 
 DRAWS_SEED = 0  # the same table gives the same intervals
 DEFAULTS = Columns()
 KNOWN_FORMS = (*FORMS, *SHARED)
+# Role of a column -> the option that names it.
+OPTION_OF = {"arm": "--by", "compute": "--x", "loss": "--y", "params": "--params", "tokens": "--tokens"}
 LEAST_FLOPS = 1e15  # a compute above it can only be in FLOPs, and is also shown in PFLOP/s-days
 
 
@@ -60,12 +66,14 @@ class FittedArm:
     refused: str
     form_reason: str  # why this form
     notes: Sequence[str]  # what holds for all arms
+    multiplier: ArmMultiplier | None = None  # None where no baseline is named, and for the baseline
 
     def text(self) -> str:
         """The parameters as a table, then the diagnostics, the forecasts and what must be read beside them."""
         title = f"{self.arm}: {self.form}, {self.formula}"
+        multiplier = self.multiplier.text().splitlines() if self.multiplier else []
         if self.refused:
-            return f"{title}\n  no curve: {self.refused}"
+            return "\n".join([title, f"  no curve: {self.refused}", *(f"  {line}" for line in multiplier)])
         rows = [
             [name, decimal(value, 6), interval_text(self.intervals.get(name))] for name, value in self.values.items()
         ]
@@ -78,6 +86,7 @@ class FittedArm:
             f"condition number {decimal(self.condition_number or 0.0)}",
             f"intervals: {self.interval_method}; deviation of ln L {decimal(self.noise_sd or 0.0)}",
             *(self._forecast(prediction) for prediction in self.predictions),
+            *multiplier,
             *(f"warning: {text}" for text in self.warnings),
             *(f"dropped: {text}" for text in self.dropped),
         ]
@@ -132,11 +141,12 @@ def fit(
     `by` `x` `y` `params` `tokens` name the columns of arms, compute, loss, parameters and tokens where they are not
     called as in our tables; `where` keeps rows (column=value, also != < <= > >=); `predict` are points, one number per
     variable of the form. `delta` infinite is least squares, 0 least absolute deviations; `residuals` "plain" is of L
-    instead of ln L. `baseline`: the arm whose multiplier is 1 in `shared_floor`. InputError for what the table cannot
-    answer.
+    instead of ln L. `baseline`: the arm that the others' multipliers are against, none where it is None; in
+    `shared_floor` the one whose m is 1. InputError for what the table cannot answer.
     """
     named = {"arm": by, "compute": x, "loss": y, "params": params, "tokens": tokens}
     columns = Columns(**{role: name for role, name in named.items() if name is not None})
+    frame = frame.reset_index(drop=True)  # messages count its rows
     table, left_out = canonical(frame, columns, where)
     default, reason = _default_form(table, columns)
     if form is not None and form not in KNOWN_FORMS:
@@ -147,19 +157,21 @@ def fit(
     points = tuple(tuple(map(float, point)) for point in predict)
     options = Options(float(delta), residuals, intervals, num_draws, points, baseline)
     names = {ours: getattr(columns, role) for role, ours in OURS.items()}
-    numbers = ["loss", *(COLUMN_OF[name] for name in curve_named(form or default or POWER.name).variables)]
-    seen = usable(table, numbers, names)
+    variables = curve_named(form or default or POWER.name).variables
+    _refuse_missing(frame, table, variables, columns)
+    seen = usable(table, ["loss", *(COLUMN_OF[name] for name in variables)], names)
     if baseline is not None:
         check_arm(baseline, dict.fromkeys(seen.arms))
     found = fit_arms(seen, form or default, options, np.random.default_rng(DRAWS_SEED), left_out)
     convention = flops_convention or f"column {columns.compute} of the table"
     found = replace(found, form_reason=found.form_reason if form or not default else reason)
-    notes = [
-        f"one curve per {columns.arm}" if columns.arm in frame else "one curve for all rows",
-        *caveats(table),
-    ]
+    notes = [_curves_of(found.form, columns.arm if columns.arm in frame else None), *caveats(table)]
+    analysis = _analysed(table, found.form, columns, options)
+    if analysis is not None:
+        notes = list(dict.fromkeys([*notes, *_notes(analysis, found.form)]))
+    fits = [_answer(found, arm, columns, convention, options, notes) for arm in found.arms]
     return Fitted(
-        [_answer(found, arm, columns, convention, options, notes) for arm in found.arms],
+        [_with_multiplier(fitted, analysis) for fitted in fits] if analysis is not None else fits,
         [f"form: {found.form_reason}", *notes],
     )
 
@@ -179,6 +191,53 @@ def _default_form(table: pandas.DataFrame, columns: Columns) -> tuple[str | None
     if OURS["compute"] not in table:
         return CHINCHILLA.name, f"{CHINCHILLA.name}, because the table has no column {columns.compute}"
     return None, ""
+
+
+def _refuse_missing(
+    frame: pandas.DataFrame, table: pandas.DataFrame, variables: Sequence[str], columns: Columns
+) -> None:
+    """InputError with the options that name what a form needs and the table does not have."""
+    missing = [name for name in variables if COLUMN_OF[name] not in table]
+    if missing:
+        named = ", ".join(getattr(columns, name) for name in missing)
+        options = " and ".join(f"{OPTION_OF[name]} COLUMN" for name in missing)
+        raise InputError(
+            f"table: no column {named}; it has {', '.join(map(str, frame.columns))}; name the column of "
+            f"{' and of '.join(missing)} ({options})"
+        )
+
+
+def _curves_of(form: str, arms: str | None) -> str:
+    """Whose curves they are; `arms` is the column of arms."""
+    if form in SHARED:
+        return f"all arms fitted together, {SHARED[form].formula.partition(', ')[2]}"
+    return f"one curve per {arms}" if arms else "one curve for all rows"
+
+
+def _analysed(table: pandas.DataFrame, form: str, columns: Columns, options: Options) -> Analysis | None:
+    """Every arm against the baseline, on curves of the form that was fitted; None where no baseline is named."""
+    if options.baseline is None:
+        return None
+    if form == CHINCHILLA.name:
+        raise InputError(f"baseline: {form} has no compute to multiply; write --form power_floor, and --x COLUMN")
+    if options.residuals != "log":
+        raise InputError("baseline: multipliers are read from curves fitted in ln L; leave out --residuals plain")
+    if must_not_differ(columns.arm):
+        raise InputError(f"baseline: losses of more than one {columns.arm} do not compare; leave out --baseline")
+    generator = np.random.default_rng(DRAWS_SEED)
+    return analyse(table, options.baseline, form, generator, options.num_draws, options.delta)
+
+
+def _notes(analysis: Analysis, form: str) -> list[str]:
+    """What must be read beside multipliers and does not stand there as the form's reason."""
+    known = f"curves: {analysis.form_reason}" if analysis.form == form else ""
+    return [text for text in general_notes(analysis, "the list under every arm") if text != known]
+
+
+def _with_multiplier(fitted: FittedArm, analysis: Analysis) -> FittedArm:
+    if fitted.arm == analysis.baseline:
+        return fitted
+    return replace(fitted, multiplier=arm_multiplier(analysis, analysis.arm(fitted.arm)))
 
 
 def _answer(

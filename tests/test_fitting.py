@@ -14,10 +14,11 @@ import k3ablate
 from k3ablate import cli, publishing
 from k3ablate.answers import as_json
 from k3ablate.config import InputError
+from k3ablate.fits.analysis import analyse
 from k3ablate.fits.forms import CHINCHILLA, POWER_FLOOR
 from k3ablate.fits.resampling import MIN_POINTS
 from k3ablate.fits.solve import LEAST_SQUARES
-from k3ablate.fitting import Fitted, fit, point
+from k3ablate.fitting import DRAWS_SEED, Fitted, fit, point
 
 PUBLISHED = Path(__file__).parents[1] / "analysis" / "published"
 CHINCHILLA_CSV = PUBLISHED / "chinchilla_epoch.csv"
@@ -48,6 +49,14 @@ def floors() -> pandas.DataFrame:
                 loss *= np.exp(0.001 * generator.standard_normal())
                 rows.append({"arm": arm, "size": f"s{size}", "seed": seed, "flops": compute, "loss": float(loss)})
     return pandas.DataFrame(rows)
+
+
+def crossing() -> pandas.DataFrame:
+    """Two arms whose curves are not parallel."""
+    table = floors()
+    of_new = table["arm"] == "new"
+    table.loc[of_new, "loss"] = 1.7 + 2.0 * (table.loc[of_new, "flops"] / 1e20) ** -0.25 * 0.5
+    return table
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -176,12 +185,13 @@ def test_forms_that_arms_share_have_an_entry_per_arm(form: str) -> None:
 
 
 def test_a_shared_form_that_the_arms_reject_says_so_and_withholds_its_multiplier() -> None:
-    table = floors()
-    of_new = table["arm"] == "new"
-    table.loc[of_new, "loss"] = 1.7 + 2.0 * (table.loc[of_new, "flops"] / 1e20) ** -0.25 * 0.5
+    table = crossing()
     found = fit(table, "shared_floor", predict=[(1e20,)])
     for one in found.fits:
-        assert any("m is withheld: `report` gives m(C)" in text for text in one.warnings)
+        assert any(
+            "`k3ablate fit TABLE --form shared_floor --baseline ARM` gives m(C)" in text for text in one.warnings
+        )
+        assert one.multiplier is None
         assert set(one.values) == set(one.intervals) == {"E", "A", "a"}
         assert one.predictions[0].loss > 1
     assert "m" not in json.loads(as_json(found))["fits"][1]["values"]
@@ -190,6 +200,85 @@ def test_a_shared_form_that_the_arms_reject_says_so_and_withholds_its_multiplier
     own = fit(table, "shared_exponent").fits[1]
     assert any(text.startswith("shared_exponent is rejected") for text in own.warnings)
     assert not any("withheld" in text for text in own.warnings)
+
+
+@pytest.mark.parametrize("form", ["power", "power_floor", None])
+def test_a_baseline_gives_every_other_arm_the_multiplier_that_reports_read(
+    form: str | None, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    table = floors()
+    table.rename(columns={"arm": "model", "flops": "C", "loss": "val"}).to_csv(tmp_path / "runs.csv", index=False)
+    asked = ("--by", "model", "--x", "C", "--y", "val", "--baseline", "plain", *(("--form", form) if form else ()))
+    _, listed, _ = run(capsys, str(tmp_path / "runs.csv"), *asked, "--json")
+    plain, new = json.loads(listed)
+    assert plain["multiplier"] is None
+    found = new["multiplier"]
+    expected = analyse(table, "plain", form, np.random.default_rng(DRAWS_SEED)).arm("new")
+    assert expected.multiplier is not None
+    assert expected.paired is not None
+    assert (found["value"], found["loss"], found["p_value"], found["holm_p_value"]) == pytest.approx(
+        (expected.multiplier.value, expected.multiplier.loss, expected.multiplier.p_value, expected.holm_p_value)
+    )
+    assert found["interval"]["low"] < found["value"] < found["interval"]["high"]
+    assert found["paired"]["value"] == pytest.approx(expected.paired.value)
+    assert (found["form"], found["measured"], found["beyond"], found["none"]) == (new["form"], True, 1.0, "")
+    assert 0 < found["held_out_own"] < 0.2
+    assert len(found["curve"]) == 25
+    _, text, _ = run(capsys, str(tmp_path / "runs.csv"), *asked)
+    assert text.count("multiplier against plain: ") == 1
+    assert f"multiplier against plain: {expected.multiplier.value:.2f} (" in text
+    assert f"paired, by 12 runs of equal size and seed: {expected.paired.value:.2f} (" in text
+    assert "left out of the fits, is off by" in text
+
+
+@pytest.mark.parametrize("form", ["power_floor", "shared_floor"])
+def test_curves_that_are_not_parallel_have_a_multiplier_per_compute(form: str) -> None:
+    found = fit(crossing(), form, baseline="plain", num_draws=50)
+    multiplier = found.fits[1].multiplier
+    assert multiplier is not None
+    assert multiplier.one_exponent_rejected
+    assert (multiplier.value is None) == ("is rejected" in multiplier.none) == (form == "shared_floor")
+    assert multiplier.curve[0]["multiplier"] < 1 < multiplier.curve[-1]["multiplier"]
+    assert found.text().count("m(C) at ") == 5
+    assert fit(floors(), form, baseline="plain", num_draws=50).text().count("m(C) at ") == 0
+
+
+def test_an_arm_with_the_levels_of_the_baseline_is_its_check() -> None:
+    table, repeated = floors(), floors().query("arm == 'plain'")
+    other = np.exp(0.001 * np.random.default_rng(5).standard_normal(len(repeated)))
+    again = repeated.assign(arm="again", seed=repeated["seed"] + 2, loss=repeated["loss"] * other)
+    table = pandas.concat([table, again], ignore_index=True)
+    table["attention"] = np.where(table["arm"] == "new", "kda", "softmax")
+    found = {one.arm: one for one in fit(table, "power_floor", baseline="plain", num_draws=200).fits}
+    new, check = found["new"].multiplier, found["again"].multiplier
+    assert new is not None
+    assert check is not None
+    assert (new.repeats_baseline, check.repeats_baseline) == (False, True)
+    assert (new.holm_p_value is None, check.holm_p_value) == (False, None)
+    assert "A/A check: it repeats plain, and its interval contains 1" in found["again"].text()
+    assert "A/A check" not in found["new"].text()
+
+
+def test_an_arm_without_a_curve_says_why_it_has_no_multiplier() -> None:
+    table = floors().assign(status="finished", reason="")
+    table.loc[table["arm"] == "new", ["status", "reason", "loss"]] = ["diverged", "NaN", np.nan]
+    text = fit(table, "power", baseline="plain", num_draws=20).fits[1].text()
+    assert "no curve: no run finished" in text
+    assert "multiplier against plain: none: " in text
+
+
+def test_multipliers_across_tokenizers_are_refused() -> None:
+    table = floors().rename(columns={"arm": "tokenizer"})
+    assert len(fit(table, "power", by="tokenizer", num_draws=20).fits) == 2
+    with pytest.raises(InputError, match="baseline: losses of more than one tokenizer do not compare"):
+        fit(table, "power", by="tokenizer", baseline="plain", num_draws=20)
+
+
+def test_a_curve_that_arms_share_is_not_called_one_per_arm() -> None:
+    assert (
+        fit(floors(), "shared_floor", num_draws=20).notes[1]
+        == "all arms fitted together, E, A and a common to all arms"
+    )
 
 
 def test_a_baseline_without_a_finished_run_is_asked_for() -> None:
@@ -284,7 +373,8 @@ TWENTY = surface().assign(D=lambda table: 20 * table["N"] * np.linspace(0.999, 1
         (surface().assign(loss_unit=["nats", *["bits"] * 15]), {}, r"2 values of loss_unit \(bits, nats\)"),
         (surface().assign(status="COMPLETED"), {}, "row 1 of the data: status 'COMPLETED'; write one of diverged"),
         (surface(), {"params": "n"}, r"no column 'n' for params; it has N, D, val, note"),
-        (surface(), {"form": "power"}, "no column flops; it has"),
+        (surface(), {"form": "power"}, "no column flops; it has .*; name the column of compute .--x COLUMN."),
+        (surface(), {"baseline": "all"}, "baseline: chinchilla has no compute to multiply; write --form power_floor"),
         (surface(), {"form": "chinchila"}, "unknown form 'chinchila'; write one of power, power_floor, chinchilla"),
         (surface(), {"delta": -1.0}, "--delta -1.0: write a positive number, inf for least squares, or 0"),
         (surface(), {"delta": math.nan}, "--delta nan"),
@@ -362,7 +452,10 @@ def test_the_package_is_there_before_pandas_is() -> None:
         ({"form": "powr"}, "unknown form 'powr'; write one of power, .*chinchilla, shared_floor, shared_exponent"),
         ({"form": ""}, "unknown form ''"),
         ({"form": "power", "baseline": "nope"}, "baseline: no arm 'nope' in the table"),
-        ({"baseline": ""}, "baseline: no arm ''"),
+        ({"baseline": ""}, "baseline: no arm '' in the table; write one of plain, new"),
+        ({"baseline": "plain", "residuals": "plain"}, "curves fitted in ln L; leave out --residuals plain"),
+        ({"params": "seed"}, r"no column tokens; it has arm, .*; name the column of tokens .--tokens COLUMN."),
+        ({"form": "power", "y": "arm"}, "with arm plain; a positive, finite number in the loss column arm is needed"),
         ({"x": "loss"}, "column 'loss' is named for loss and for compute"),
     ],
 )

@@ -159,7 +159,7 @@ def _together(
     shared = shared_curves(seen, form, baseline, None, Drawing(options.delta, options.num_draws, generator))
     if shared.noise is None:
         return {}, dict(shared.refused)
-    rejected, against = _against(seen, form, options.delta, shared.noise if shared.noise.source == "seeds" else None)
+    rejected, against = _against(seen, form, options, shared.noise if shared.noise.source == "seeds" else None)
     noise_D = shared.noise.draw([ONE_MORE_RUN], options.num_draws, generator)[:, 0]
     found = {}
     for arm, fitted in (shared.warned(against) if against else shared).fits.items():
@@ -183,16 +183,17 @@ def _default_baseline(points: Mapping[str, _Points], form: str) -> str:
     return first
 
 
-def _against(seen: Observations, form: str, delta: float, seeds: Noise | None) -> tuple[bool, str | None]:
+def _against(seen: Observations, form: str, options: Options, seeds: Noise | None) -> tuple[bool, str | None]:
     """Whether the test of one exponent for all arms rejects a shared form, and what it or its absence says."""
     try:
-        test = parallel_test(seen.points, None, delta, seeds)
+        test = parallel_test(seen.points, None, options.delta, seeds)
     except InputError as error:
         return False, f"{form} is a hypothesis, which these points do not test: {error}"
     if not test.rejected:
         return False, None
-    withheld = f"; {MULTIPLIER} is withheld: `report` gives m(C) instead of a single number"
-    return True, f"{form} is rejected: {test.decision}{withheld if form == SHARED_FLOOR.name else ''}"
+    stands = "m(C) stands" if options.baseline else f"`k3ablate fit TABLE --form {form} --baseline ARM` gives m(C)"
+    withheld = f"; {MULTIPLIER} is withheld: {stands} instead of a single number" if form == SHARED_FLOOR.name else ""
+    return True, f"{form} is rejected: {test.decision}{withheld}"
 
 
 def _without_multiplier(found: ArmFit) -> ArmFit:

@@ -119,6 +119,11 @@ def check_arm(name: str, known: Mapping[str, object], what: str = "baseline") ->
         raise InputError(f"{what}: no arm {name!r} in the table; {advice}")
 
 
+def must_not_differ(column: str) -> bool:
+    """Whether losses that differ in this column do not compare, going by its name."""
+    return SINGLE_VALUED.fullmatch(_plain(column)) is not None
+
+
 def _statuses(table: pandas.DataFrame) -> list[str]:
     """Status of each row; a table without the column holds finished runs only."""
     if "status" not in table:
@@ -167,7 +172,7 @@ def _refuse_duplicates(rows: pandas.DataFrame) -> None:
 def _refuse_mixtures(rows: pandas.DataFrame) -> None:
     finished = rows["status"] == Status.FINISHED
     for column in rows:
-        if not SINGLE_VALUED.fullmatch(_plain(column)) or _measures(_plain(column), rows[column]):
+        if not must_not_differ(str(column)) or _measures(_plain(column), rows[column]):
             continue
         if column == "corpus" and _share_validation(rows[finished]):
             continue

@@ -14,6 +14,15 @@ CURVES_OF_MULTIPLIERS = "multipliers.csv"
 
 def notes(analysis: Analysis) -> tuple[str, ...]:
     """One sentence each, in the order they are read."""
+    found = list(general_notes(analysis))
+    for arm in analysis.arms:
+        found += [f"{arm.arm}: {text}" for text in arm_notes(analysis, arm)]
+    found += [f"{', '.join(arms)}: no multiplier: {reason}" for reason, arms in _without_multiplier(analysis).items()]
+    return tuple(found)
+
+
+def general_notes(analysis: Analysis, curves_in: str = CURVES_OF_MULTIPLIERS) -> tuple[str, ...]:
+    """What belongs to no single arm; `curves_in` says where a reader finds m(C)."""
     found = [
         f"multiplier: compute that {analysis.baseline} needs for the same loss, over the arm's; above 1 is a gain",
         f"curves: {analysis.form_reason}",
@@ -26,18 +35,14 @@ def notes(analysis: Analysis) -> tuple[str, ...]:
             f"{analysis.num_draws} draws"
         )
     found += _p_values(analysis)
-    found += _parallel(analysis)
+    found += _parallel(analysis, curves_in)
     widest = _widest(analysis)
     if widest is not None:
         found.append(
             f"intervals are wide at this scale: {widest} (a table says so where an upper end is more than "
             f"{WIDE_INTERVAL} times its lower end); more sizes and seeds narrow them"
         )
-    found += analysis.warnings
-    for arm in analysis.arms:
-        found += [f"{arm.arm}: {text}" for text in _of_arm(analysis, arm)]
-    found += [f"{', '.join(arms)}: no multiplier: {reason}" for reason, arms in _without_multiplier(analysis).items()]
-    return tuple(found)
+    return (*found, *analysis.warnings)
 
 
 def _p_values(analysis: Analysis) -> list[str]:
@@ -50,7 +55,7 @@ def _p_values(analysis: Analysis) -> list[str]:
     ]
 
 
-def _parallel(analysis: Analysis) -> list[str]:
+def _parallel(analysis: Analysis, curves_in: str) -> list[str]:
     """Whether one number per arm holds at every loss."""
     test = analysis.parallel
     if test is None:
@@ -59,7 +64,7 @@ def _parallel(analysis: Analysis) -> list[str]:
     told = f"{_floor(test)}{test.decision}; {_criteria(test)}"
     if not test.rejected:
         return [told]
-    return [f"{told}: a multiplier holds at the loss where it is read, {CURVES_OF_MULTIPLIERS} has m(C)"]
+    return [f"{told}: a multiplier holds at the loss where it is read, {curves_in} has m(C)"]
 
 
 def _floor(test: ParallelTest) -> str:
@@ -83,7 +88,8 @@ def _criteria(test: ParallelTest) -> str:
     return "; ".join(told)
 
 
-def _of_arm(analysis: Analysis, arm: ArmAnalysis) -> list[str]:
+def arm_notes(analysis: Analysis, arm: ArmAnalysis) -> list[str]:
+    """What belongs to the numbers of one arm."""
     if arm.multiplier is not None:
         unreached = arm.multiplier.unreachable_share
         share = [f"in {unreached:.1%} of the draws a curve never reaches this loss"] if unreached else []
