@@ -31,7 +31,8 @@ class Submitted:
     arrays: Sequence[Handed]
     is_dry_run: bool
     num_settled: int
-    num_queued: int  # already, or running
+    num_queued: int  # in a task that waits or runs
+    num_elsewhere: int  # in no such task, but held by a live process
     failed: Sequence[str]
     not_submitted: Sequence[str]
     reason: str
@@ -49,7 +50,7 @@ class Submitted:
     def _rest(self) -> str:
         num_new = sum(array.num_runs for array in self.arrays)
         head = f"{self.experiment}: {num_new} submitted, {self.num_queued} queued before, {self.num_settled} done"
-        lines = [head]
+        lines = [head + (f", {self.num_elsewhere} running elsewhere" if self.num_elsewhere else "")]
         if self.failed:
             retry = f"`k3ablate retry {self.experiment}` opens them again"
             lines.append(f"{len(self.failed)} failed ({', '.join(self.failed)}); {retry}")
@@ -89,6 +90,7 @@ def submit(name: str, root: Path, cluster: str, say: Say, *, is_dry_run: bool = 
         is_dry_run=is_dry_run,
         num_settled=outcome.num_settled,
         num_queued=outcome.num_queued,
+        num_elsewhere=outcome.num_elsewhere,
         failed=outcome.failed,
         not_submitted=outcome.not_submitted,
         reason=outcome.reason,

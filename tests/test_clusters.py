@@ -7,7 +7,9 @@ import pytest
 
 from k3ablate import cli
 from k3ablate.jobs import controller
-from k3ablate.jobs.controller import Limits, Refused
+from k3ablate.jobs.controller import Limits, QueuedTask, Refused
+from k3ablate.jobs.folders import RunFolder
+from k3ablate.jobs.packs import PackedRun, read_pack_file
 
 EXPERIMENT = """
 name: tiny
@@ -129,3 +131,32 @@ def test_a_slurm_that_is_away_is_waited_for_aloud_and_the_work_has_failed(
     assert answer.out.splitlines()[1].endswith(
         "): Slurm does not say what it holds: Socket timed out on it. Nothing was submitted; try again"
     )
+
+
+def test_a_run_that_a_local_process_trains_is_left_alone(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("submit", "tiny.yaml", "--cluster", "here.yaml")
+    assert code_of(*arguments, "--json") == cli.DONE
+    first, second = (run.digest for run in packed(place, 1))
+    capsys.readouterr()
+    with RunFolder(place / "runs" / first).claimed():
+        assert code_of(*arguments) == cli.DONE
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "tiny: 1 submitted, 0 queued before, 0 done, 1 running elsewhere"
+    assert [run.digest for run in packed(place, 2)] == [second]
+
+
+def test_a_run_that_a_task_of_the_queue_trains_counts_as_queued(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ("submit", "tiny.yaml", "--cluster", "here.yaml")
+    assert code_of(*arguments) == cli.DONE
+    monkeypatch.setattr(controller, "queue", lambda say: [QueuedTask("11", 0, "RUNNING", "")])
+    capsys.readouterr()
+    with RunFolder(place / "runs" / packed(place, 1)[0].digest).claimed():
+        assert code_of(*arguments) == cli.DONE
+    assert capsys.readouterr().out == "tiny: 0 submitted, 2 queued before, 0 done\n"
+
+
+def packed(place: Path, number: int) -> list[PackedRun]:
+    file = read_pack_file(place / "runs" / "jobs" / "tiny" / f"{number:04d}" / "packs.json")
+    return [run for pack in file.packs for run in pack]

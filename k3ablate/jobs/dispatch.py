@@ -1,12 +1,12 @@
 """How do the rows of a plan become arrays in Slurm's queue? Each run once, in as many arrays as the controller takes.
 
-What is settled, failed, in the queue or running is left alone, so that submitting twice submits nothing new and
-submitting after a refusal sends only what is missing. A run that failed is opened again by `k3ablate retry`. What a
-task does is in `launch`.
+What is settled, failed, in the queue or held by a process is left alone, so that submitting twice submits nothing new
+and submitting after a refusal sends only what is missing. A run that failed is opened again by `k3ablate retry`. What
+a task does is in `launch`.
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,7 +58,8 @@ class Outcome:
 
     handed: list[Handed] = field(default_factory=list)
     num_settled: int = 0
-    num_queued: int = 0
+    num_queued: int = 0  # in a task that waits or runs
+    num_elsewhere: int = 0  # in no such task, but held by a live process
     failed: list[str] = field(default_factory=list)
     not_submitted: list[str] = field(default_factory=list)
     reason: str = ""  # why
@@ -66,23 +67,20 @@ class Outcome:
 
 def submit(rows: Sequence[PlanRow], order: Order, say: Say) -> Outcome:
     """Freeze what is open and hand it to Slurm; InputError where there is none. `say` is told of every wait."""
-    open_rows, outcome = _sorted(rows, order.root)
-    for row in open_rows:
-        assert row.spec is not None, "corpora are built before runs are submitted"
-        prepare(order.root, row.spec)
+    by_digest, outcome = {row.label.digest: row for row in rows}, Outcome()
     with locked(order.root, say):
-        for chunk in _chunks(open_rows, order, outcome, say):
+        for chunk in _chunks(by_digest, order, outcome, say):
             if outcome.reason:
                 outcome.not_submitted += _names(chunk.pack_file.packs)
             else:
-                _hand_in(chunk, outcome, say)
+                _hand_in(chunk, by_digest, outcome, say)
     return outcome
 
 
 def preview(rows: Sequence[PlanRow], order: Order, say: Say) -> Outcome:
     """What `submit` would hand in, with the same texts; nothing is written."""
-    open_rows, outcome = _sorted(rows, order.root)
-    for chunk in _chunks(open_rows, order, outcome, say):
+    outcome = Outcome()
+    for chunk in _chunks({row.label.digest: row for row in rows}, order, outcome, say):
         outcome.handed.append(chunk.handed(None))
     return outcome
 
@@ -100,24 +98,23 @@ class _Chunk:
         return Handed(self.submission.folder, self.script, len(packs), sum(map(len, packs)), job)
 
 
-def _sorted(rows: Sequence[PlanRow], root: Path) -> tuple[list[PlanRow], Outcome]:
-    """One row per run that may be submitted; the others are counted."""
-    by_digest = {row.label.digest: row for row in rows}
-    found = states(root, by_digest)
-    outcome = Outcome()
+def _open(rows: Mapping[str, PlanRow], found: Mapping[str, State], root: Path, outcome: Outcome) -> list[PlanRow]:
+    """One row per run that has not come to an end; the others are counted."""
     open_rows = []
-    for digest, row in by_digest.items():
+    for digest, row in rows.items():
         if found[digest] in SETTLED_STATES:
             outcome.num_settled += 1
         elif found[digest] is State.FAILED:
             outcome.failed.append(_packed(row, root).name)
         else:
             open_rows.append(row)
-    return open_rows, outcome
+    return open_rows
 
 
-def _chunks(open_rows: Sequence[PlanRow], order: Order, outcome: Outcome, say: Say) -> Iterator[_Chunk]:
-    """What is not in the queue, as arrays; what the controller has no room for, or no answer, goes to `outcome`."""
+def _chunks(rows: Mapping[str, PlanRow], order: Order, outcome: Outcome, say: Say) -> Iterator[_Chunk]:
+    """What nobody has, as arrays; what the controller has no room for, or no answer, goes to `outcome`."""
+    found = states(order.root, rows)
+    open_rows = _open(rows, found, order.root, outcome)
     try:
         limits, queue = controller.limits(say), controller.queue(say=say)
     except (Refused, Unreachable) as answer:
@@ -125,9 +122,11 @@ def _chunks(open_rows: Sequence[PlanRow], order: Order, outcome: Outcome, say: S
         outcome.reason = f"Slurm does not say what it holds: {answer}. Nothing was submitted; try again"
         return
     queued = queued_digests(order.root, queue)
-    runs = [_packed(row, order.root) for row in open_rows if row.label.digest not in queued]
-    outcome.num_queued = len(open_rows) - len(runs)
-    packs = _packs(runs, order.recipe)
+    unqueued = [row for row in open_rows if row.label.digest not in queued]
+    free = [row for row in unqueued if found[row.label.digest] is not State.RUNNING]
+    outcome.num_queued = len(open_rows) - len(unqueued)
+    outcome.num_elsewhere = len(unqueued) - len(free)
+    packs = _packs([_packed(row, order.root) for row in free], order.recipe)
     room = max(0, limits.max_jobs - len(queue) - 1)
     fitting, others = packs[:room], packs[room:]
     cuts = range(0, len(fitting), limits.max_array_size)
@@ -156,9 +155,12 @@ def _chunk(packs: Sequence[Pack], order: Order, submission: Submission) -> _Chun
     return _Chunk(submission, pack_file, text)
 
 
-def _hand_in(chunk: _Chunk, outcome: Outcome, say: Say) -> None:
-    """To Slurm; what it says instead of an id is the outcome's reason."""
+def _hand_in(chunk: _Chunk, rows: Mapping[str, PlanRow], outcome: Outcome, say: Say) -> None:
+    """Its runs are frozen, then it goes to Slurm; what that says instead of an id is the outcome's reason."""
     submission = chunk.submission
+    for spec in (rows[run.digest].spec for pack in chunk.pack_file.packs for run in pack):
+        assert spec is not None, "corpora are built before runs are submitted"
+        prepare(submission.root, spec)
     submission.write(chunk.pack_file, chunk.script)
     try:
         job = controller.submit(submission.script, submission.comment, say=say)
