@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from k3ablate.config import InputError, Tree
+from k3ablate.config import Tree
 from k3ablate.records import (
     CHECKPOINTS_FOLDER,
     METRICS_FILE,
@@ -30,6 +30,8 @@ from k3ablate.records import (
     read_record,
     read_routing,
     read_spec,
+    refuse_link,
+    refuse_links,
 )
 
 SENT_FILES = (SPEC_FILE, METRICS_FILE, ROUTING_FILE, RECORD_FILE)  # the record last, as in the folder
@@ -104,7 +106,8 @@ class Outbox:
         return self.record is not None and self.record.status in SETTLED
 
     def require_own(self) -> None:
-        """InputError for a file of another run, or one that is damaged or edited: nothing is sent then."""
+        """InputError for a link, a file of another run, or one that is damaged or edited: nothing is sent then."""
+        refuse_links(self.folder)
         read_spec(self.folder, self.digest)
         read_routing(self.folder, self.digest)
         _ = self.record
@@ -141,9 +144,8 @@ def sending(folder: Path, seconds: float = LOCK_SECONDS) -> Iterator[None]:
 
     InputError where `folder` is a link: what lies elsewhere is not sent.
     """
-    if folder.is_symlink():
-        raise InputError(f"{folder}: is a symbolic link; put the folder itself there, or delete it")
-    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    refuse_link(folder)
+    descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
     deadline = time.monotonic() + seconds
     try:
         while not _locked(descriptor):

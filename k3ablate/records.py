@@ -4,6 +4,8 @@ The running half writes a `RunRecord` per digest; `table` joins records with the
 fits and reports read. Anybody's CSV with the same columns serves as well. No torch below this line.
 """
 
+import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -47,6 +49,10 @@ ROUTING_FILE = "routing.json"
 CHECKPOINTS_FOLDER = "checkpoints"
 RUNS_TABLE = "runs.csv"  # among the results of an experiment
 SETTLED = frozenset({Status.FINISHED, Status.DIVERGED})  # never trained again
+
+# How `write_spec` begins a file: enough to tell whose it is without reading what a run is to be.
+HEAD_BYTES = 200
+HEAD_OF_SPEC = re.compile(rb'\s*\{\s*"digest"\s*:\s*"([^"\\]*)"')
 
 
 class Evaluation(Config):
@@ -134,6 +140,20 @@ def read_spec(folder: Path, digest: str) -> FrozenSpec | None:
     return _read(folder / SPEC_FILE, FrozenSpec, digest, "specification", "delete this folder to run again")
 
 
+def require_spec_of(folder: Path, digest: str) -> None:
+    """InputError where the specification in `folder` is another run's. What follows the digest is left to `read_spec`.
+
+    A file that does not begin as written is read whole; none at all is as good as the right one.
+    """
+    try:
+        with (folder / SPEC_FILE).open("rb", buffering=0) as file:
+            head = HEAD_OF_SPEC.match(file.read(HEAD_BYTES))
+    except FileNotFoundError:
+        return
+    if head is None or head[1] != digest.encode():
+        read_spec(folder, digest)
+
+
 def write_spec(frozen: FrozenSpec, folder: Path) -> None:
     """Freeze what a run is to be."""
     write_atomic(folder / SPEC_FILE, frozen.model_dump_json(indent=1) + "\n")
@@ -157,6 +177,26 @@ def read_routing(folder: Path, digest: str) -> RoutedPairs | None:
 def write_routing(routing: RoutedPairs, folder: Path) -> None:
     """Keep the counts of a run; before its record, which settles it."""
     write_atomic(folder / ROUTING_FILE, routing.model_dump_json() + "\n")
+
+
+def refuse_link(folder: Path) -> None:
+    """InputError where the folder of a run is a link: it may lead out of the runs, where training would write."""
+    if folder.is_symlink():
+        target = folder.readlink()
+        raise InputError(f"{folder}: is a symbolic link to {target}; put the folder itself there, or delete it")
+
+
+def refuse_links(folder: Path) -> None:
+    """InputError where the folder of a run, or anything that lies in it, is a link; one that is not there has none."""
+    refuse_link(folder)
+    try:
+        with os.scandir(folder) as entries:
+            links = sorted(entry.path for entry in entries if entry.is_symlink())
+    except FileNotFoundError:
+        return
+    for path in map(Path, links):
+        target = path.readlink()
+        raise InputError(f"{path}: is a symbolic link to {target}; put what it leads to there, or delete it")
 
 
 class Varied(StrEnum):

@@ -20,7 +20,7 @@ from k3ablate.labels import Labels
 from k3ablate.mlflow_store import Store, StoredRun, shown
 from k3ablate.outbox import Busy
 from k3ablate.recipes import experiment_path
-from k3ablate.records import METRICS_FILE
+from k3ablate.records import METRICS_FILE, refuse_links
 from k3ablate.tracking import Watched, deliver, first_line, tracking_uri
 from k3ablate.verbs import plan_from_known_corpora
 
@@ -84,6 +84,7 @@ class _Syncing:
 
     def _outcome(self, task: Task, known: StoredRun | None) -> str:
         folder = task.folder
+        refuse_links(folder.path)  # before anything there is read
         if not folder.path.is_dir():
             return NOT_BEGUN
         state = folder.state()

@@ -164,7 +164,7 @@ def test_one_damaged_run_does_not_keep_back_the_others(root: Path, rows: list[Pl
     (root / rows[2].label.digest).symlink_to(elsewhere)
     answer = syncing.sync(NAME, root, None, lambda line: None)
     assert not answer.is_complete
-    assert answer.counts == {"sent": 1}
+    assert answer.counts == {"sent": 1}, answer.text()
     assert [problem.name for problem in answer.problems] == ["k2 xs seed 0", "k2 xs seed 1", "+attention xs seed 0"]
     for problem, said in zip(answer.problems, ("record.json", "spec.json", "symbolic link"), strict=True):
         assert said in problem.reason
@@ -214,6 +214,21 @@ def test_labels_from_a_store_are_checked(rows: list[PlanRow], path: str, value: 
     tree["lines"][1][path] = value
     with pytest.raises(InputError, match=f"store: not the labels of an experiment .*{said}"):
         Labels.read(json.dumps(tree).encode(), "store")
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "spec.json", "record.json", "routing.json"])
+def test_what_a_link_leads_to_is_not_sent(root: Path, rows: list[PlanRow], tmp_path: Path, name: str) -> None:
+    for row in rows[:2]:
+        settle(root, row)
+    path = root / rows[0].label.digest / name
+    (tmp_path / "outside").write_bytes(b"secret\n")
+    path.unlink(missing_ok=True)
+    path.symlink_to(tmp_path / "outside")
+    answer = syncing.sync(NAME, root, None, lambda line: None)
+    assert answer.counts == {"sent": 1, "not_begun": 2}
+    (problem,) = answer.problems
+    assert problem.reason.startswith(f"{path}: is a symbolic link to {tmp_path / 'outside'}; put ")
+    assert Store(f"sqlite:///{root / 'mlflow.db'}").runs().keys() == {rows[1].label.digest}
 
 
 def test_what_belongs_to_another_run_is_not_sent(root: Path, rows: list[PlanRow]) -> None:

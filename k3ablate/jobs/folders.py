@@ -35,6 +35,9 @@ from k3ablate.records import (
     read_record,
     read_routing,
     read_spec,
+    refuse_link,
+    refuse_links,
+    require_spec_of,
     write_record,
     write_spec,
 )
@@ -94,7 +97,7 @@ class RunFolder:
         return self.path.name
 
     def state(self) -> State:
-        """The state that the folder's content shows; InputError for a record that is damaged or another run's."""
+        """The state that the folder's content shows; InputError as for `record`."""
         record = self.record()
         return self.open_state(partial(server_time, self.path.parent)) if record is None else State(record.status)
 
@@ -128,7 +131,11 @@ class RunFolder:
         return parse(RunSpec, self.frozen().spec, source=str(self.path / SPEC_FILE))
 
     def record(self) -> RunRecord | None:
-        """What came out, or None; a file that is damaged or of another run is an InputError that names it."""
+        """What came out, or None; a file that is damaged or of another run is an InputError that names it.
+
+        So is the specification of another run beside it, or where a record is to come.
+        """
+        require_spec_of(self.path, self.digest)
         return read_record(self.path, self.digest)
 
     def routing(self) -> RoutedPairs | None:
@@ -167,7 +174,11 @@ class RunFolder:
         return max((int(name["steps"]) for name in found if name), default=0)
 
     def claimed(self) -> "AbstractContextManager[Lease | None]":
-        """Hold the run while the block lasts; None where another process holds it (`leases.claimed`)."""
+        """Hold the run while the block lasts; None where another process holds it (`leases.claimed`).
+
+        InputError for a link in its folder: training would write where that leads.
+        """
+        refuse_links(self.path)
         return leases.claimed(self.path)
 
     def _has_checkpoint(self) -> bool:
@@ -189,7 +200,7 @@ def prepare(root: Path, spec: "RunSpec") -> RunFolder:
     from k3ablate.training.provenance import versions
 
     folder = RunFolder(root / spec.digest())
-    _refuse_link(folder.path)
+    refuse_links(folder.path)
     if read_spec(folder.path, folder.digest) is None:
         folder.path.mkdir(parents=True, exist_ok=True)
         write_spec(FrozenSpec(digest=folder.digest, spec=spec.tree(), versions=versions()), folder.path)
@@ -231,7 +242,7 @@ def _state(
 
 
 def _record(path: Path) -> RunRecord | None:
-    _refuse_link(path)
+    refuse_link(path)
     return RunFolder(path).record()
 
 
@@ -240,12 +251,6 @@ def _names(path: Path) -> list[str]:
         return os.listdir(path)
     except FileNotFoundError:
         return []
-
-
-def _refuse_link(path: Path) -> None:
-    """A folder that is a link may lead out of the runs, where training would write."""
-    if path.is_symlink():
-        raise InputError(f"{path}: is a symbolic link to {path.readlink()}; put the folder itself there, or delete it")
 
 
 def _tail(path: Path) -> str:

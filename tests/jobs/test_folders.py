@@ -11,6 +11,7 @@ from k3ablate import storage
 from k3ablate.config import InputError, digest
 from k3ablate.jobs.folders import Progress, RunFolder, State, find, prepare, records, states
 from k3ablate.jobs.leases import Held, held
+from k3ablate.outbox import Outbox
 from k3ablate.records import Evaluation, RoutedPairs, RunRecord, Status, write_routing
 from k3ablate.training.provenance import versions
 
@@ -186,9 +187,24 @@ def test_a_specification_edited_by_hand_is_refused(tmp_path: Path) -> None:
 def test_the_specification_of_another_run_is_refused(tmp_path: Path) -> None:
     first, second = prepare(tmp_path, Spec(seed=1)), prepare(tmp_path, Spec(seed=2))
     (first.path / "spec.json").write_bytes((second.path / "spec.json").read_bytes())
-    for look in (lambda: prepare(tmp_path, Spec(seed=1)), first.spec):
-        with pytest.raises(InputError, match=rf"holds the specification of run {second.digest}, this is run"):
-            look()
+    looks = (
+        lambda: prepare(tmp_path, Spec(seed=1)), first.spec, first.state, first.record,
+        lambda: records(tmp_path, [first.digest]), lambda: states(tmp_path, [first.digest]),
+    )  # fmt: skip
+    for is_settled in (False, True):
+        if is_settled:
+            first.write_record(make_record(Status.FINISHED, digest=first.digest))
+        for look in looks:
+            with pytest.raises(InputError, match=rf"holds the specification of run {second.digest}, this is run"):
+                look()
+
+
+def test_a_specification_that_is_laid_out_by_hand_is_the_same(folder: RunFolder) -> None:
+    path = folder.path / "spec.json"
+    tree = json.loads(path.read_text())
+    for text in (json.dumps(tree, indent=80), json.dumps(dict(reversed(tree.items())))):
+        path.write_text(text)
+        assert folder.state() is State.WAITING
 
 
 def test_a_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
@@ -200,6 +216,24 @@ def test_a_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=rf"{elsewhere.digest}: is a symbolic link to .*elsewhere"):
             look(tmp_path / "runs", Spec(seed=1))
     assert sorted(elsewhere.path.iterdir()) == before
+
+
+LINKED = ["metrics.jsonl", "spec.json", "record.json", "routing.json", "log.txt", "checkpoints", "lock", "lease.json"]
+
+
+@pytest.mark.parametrize("name", LINKED)
+def test_a_link_inside_a_folder_is_refused_before_anything_is_written(folder: RunFolder, name: str) -> None:
+    elsewhere = folder.path.parent.parent / f"{folder.path.parent.name}_elsewhere"
+    elsewhere.mkdir()
+    if name == "spec.json":
+        (folder.path / name).rename(elsewhere / name)
+    (folder.path / name).symlink_to(elsewhere / name)  # leads nowhere, unless it is the specification
+    before = [sorted(path.iterdir()) for path in (elsewhere, folder.path)]
+    looks = (folder.claimed, lambda: prepare(folder.path.parent, Spec(seed=0)), Outbox(folder.path).require_own)
+    for look in looks:
+        with pytest.raises(InputError, match=rf"{name}: is a symbolic link to .*elsewhere/{name}; put"):
+            look()
+    assert [sorted(path.iterdir()) for path in (elsewhere, folder.path)] == before
 
 
 @pytest.mark.parametrize("content", [b'{"digest": "x"', b"\xff\xfe\x00", b'{"digest": "caf\xe9"}'])
