@@ -1,6 +1,6 @@
 """How does an experiment stand? The verb `status`: states by arm and size, pace, expected end, and what went wrong.
 
-One look at the run folders and, where runs were submitted, one question to Slurm; without an answer of it the folders
+A run whose folder cannot be read for what it is does not hide the others: it is one of the problems. One look at the run folders and, where runs were submitted, one question to Slurm; without an answer of it the folders
 alone are shown, and that is said. `watching` looks again and again. Nothing is changed by looking.
 """
 
@@ -24,6 +24,7 @@ from k3ablate.records import SETTLED, RunRecord
 from k3ablate.verbs import digests, plan_from_known_corpora, problems
 
 MAX_PROBLEMS = 50  # lines for people
+DAMAGED = "damaged"  # beside the states of runs: the record is, or something in the folder is another run's or a link
 OVER = SETTLED_STATES | {State.FAILED}  # nothing will happen to these by itself, nor has to
 
 
@@ -31,13 +32,13 @@ OVER = SETTLED_STATES | {State.FAILED}  # nothing will happen to these by itself
 class Standings:
     """`status`: how many rows are in which state, by arm and size, and how the whole goes on.
 
-    Pace and end are those of the runs that are running now; failed ones are not counted as left to do.
+    Pace and end are those of the runs that are running now; failed and damaged ones are not counted as left to do.
     """
 
     experiment: str
     counts: Mapping[str, Mapping[str, Mapping[str, int]]]  # arm -> size -> state -> rows
     tokens_per_second: Mapping[str, Mapping[str, float]]  # arm -> size, where something is running
-    tokens: int  # of all runs, asked for
+    tokens: int  # of all runs that are not damaged, asked for
     tokens_done: int
     seconds_left: float | None  # of what is open, at that pace; None where nothing runs
     attempts: Mapping[str, int]  # cause -> attempts that settled nothing, of runs that needed several
@@ -53,7 +54,7 @@ class Standings:
     @property
     def is_over(self) -> bool:
         """Whether every run has ended, well or not."""
-        return OVER.issuperset(self.totals)
+        return (OVER | {DAMAGED}).issuperset(self.totals)
 
     @property
     def headers(self) -> list[str]:
@@ -106,18 +107,23 @@ def status(name: str, root: Path) -> Standings:
 def look(experiment: Experiment, rows: Sequence[PlanRow], root: Path, lookout: Lookout) -> Standings:
     """How these rows stand now."""
     wanted = digests(rows)
-    records = folders.records(root, wanted)
-    where = whereabouts(root, wanted, lookout, records)
-    works = {row.label.digest or str(number): _work(row, root, where, records) for number, row in enumerate(rows)}
+    records, damage = folders.records_and_damage(root, wanted)
+    sound = [digest for digest in wanted if digest not in damage]
+    where = whereabouts(root, sound, lookout, records)
+    works = {
+        row.label.digest or str(number): _work(row, root, where, records)
+        for number, row in enumerate(rows)
+        if row.label.digest not in damage
+    }
     return Standings(
         experiment=experiment.name,
-        counts=_counts(rows, where.states),
+        counts=_counts(rows, {**where.states, **dict.fromkeys(damage, DAMAGED)}),
         tokens_per_second=_speeds(rows, works),
         tokens=sum(work.tokens for work in works.values()),
         tokens_done=sum(work.tokens_done for work in works.values()),
         seconds_left=_seconds_left([*works.values()]),
-        attempts=Counter(chain.from_iterable(_causes(root / digest, where, records) for digest in wanted)),
-        problems=[*problems(rows, records), *_lost(rows, where)],
+        attempts=Counter(chain.from_iterable(_causes(root / digest, where, records) for digest in sound)),
+        problems=[*_damaged(rows, damage), *problems(rows, records), *_lost(rows, where)],
         note=lookout.note,
     )
 
@@ -154,7 +160,7 @@ def _work(row: PlanRow, root: Path, where: Whereabouts, records: Mapping[str, Ru
     return _Work(row.tokens, progress.tokens, cost, speed, is_over=False)
 
 
-def _counts(rows: Iterable[PlanRow], states: Mapping[str, State | AtSlurm]) -> dict[str, dict[str, Counter[str]]]:
+def _counts(rows: Iterable[PlanRow], states: Mapping[str, str]) -> dict[str, dict[str, Counter[str]]]:
     counts: dict[str, dict[str, Counter[str]]] = {}
     for row in rows:
         state = states.get(row.label.digest, State.WAITING)
@@ -165,7 +171,8 @@ def _counts(rows: Iterable[PlanRow], states: Mapping[str, State | AtSlurm]) -> d
 def _speeds(rows: Iterable[PlanRow], works: Mapping[str, _Work]) -> dict[str, dict[str, float]]:
     speeds: dict[str, dict[str, float]] = {}
     for row in rows:
-        speed = works[row.label.digest].tokens_per_second if row.label.digest else 0.0
+        work = works.get(row.label.digest)
+        speed = work.tokens_per_second if work else 0.0
         if speed:
             by_size = speeds.setdefault(row.label.arm, {})
             by_size[row.label.size] = by_size.get(row.label.size, 0.0) + speed
@@ -190,5 +197,15 @@ def _causes(folder: Path, where: Whereabouts, records: Mapping[str, RunRecord]) 
 
 
 def _lost(rows: Iterable[PlanRow], where: Whereabouts) -> list[Problem]:
-    names = {row.label.digest: row.label.name for row in reversed([*rows])}
+    names = _names(rows)
     return [Problem(names[digest], str(AtSlurm.LOST), end) for digest, end in where.lost.items()]
+
+
+def _damaged(rows: Iterable[PlanRow], damage: Mapping[str, str]) -> list[Problem]:
+    names = _names(rows)
+    return [Problem(names[digest], DAMAGED, reason) for digest, reason in damage.items()]
+
+
+def _names(rows: Iterable[PlanRow]) -> dict[str, str]:
+    """What every run is called first, by digest."""
+    return {row.label.digest: row.label.name for row in reversed([*rows])}

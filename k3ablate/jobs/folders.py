@@ -233,6 +233,21 @@ def records(root: Path, digests: Iterable[str]) -> dict[str, RunRecord]:
     return {digest: record for digest, record in found.items() if record is not None}
 
 
+def records_and_damage(root: Path, digests: Iterable[str]) -> tuple[dict[str, RunRecord], dict[str, str]]:
+    """As `records`, for one who only looks: by digest, the records there are, and what is wrong with other folders."""
+    there = set(_names(root))
+    found: dict[str, RunRecord] = {}
+    damage: dict[str, str] = {}
+    for digest in digests:
+        try:
+            record = _record(root / digest) if digest in there else None
+        except InputError as error:
+            damage[digest] = str(error)
+        else:
+            found |= {digest: record} if record is not None else {}
+    return found, damage
+
+
 def _state(
     root: Path, digest: str, record: RunRecord | None, now: "Callable[[], float | None]", is_there: bool
 ) -> State:

@@ -96,6 +96,28 @@ def test_lost_runs_are_named_with_their_end_and_a_silent_slurm_is_told(grid: Any
     assert last.startswith("Slurm does not answer (Unable to contact slurm controller?[2J)")
 
 
+def test_a_damaged_run_is_named_and_the_others_are_shown(grid: Any, slurm: Any) -> None:
+    for index in (0, 1, 2):
+        grid.settle(index)
+    grid.submitted("7", [3])
+    slurm.answer("squeue", "7_0|COMPLETED|")
+    (grid.folders[1].path / "record.json").write_text('{"digest"')
+    for index in (2, 3):  # one that has ended, and one that Slurm calls completed
+        (grid.folders[index].path / "spec.json").write_bytes((grid.folders[0].path / "spec.json").read_bytes())
+    found = status(grid.name, grid.root)
+    assert found.totals == {"finished": 1, "damaged": 3, "waiting": 4}
+    reasons = [problem.reason for problem in found.problems]
+    assert [problem.status for problem in found.problems] == ["damaged"] * 3
+    assert reasons[0].startswith(f"{grid.folders[1].path}/record.json: not the record of a run")
+    assert reasons[0].endswith("delete it to run again")
+    for reason in reasons[1:]:
+        assert f"spec.json: holds the specification of run {grid.folders[0].digest}" in reason
+    assert "lost" not in found.text()
+    for index in range(4, 8):
+        grid.settle(index)
+    assert status(grid.name, grid.root).is_over
+
+
 def test_of_many_problems_people_see_the_first(grid: Any, slurm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(standings, "MAX_PROBLEMS", 3)
     for index in range(5):
