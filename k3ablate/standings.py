@@ -1,7 +1,8 @@
 """How does an experiment stand? The verb `status`: states by arm and size, pace, expected end, and what went wrong.
 
-A run whose folder cannot be read for what it is does not hide the others: it is one of the problems. One look at the run folders and, where runs were submitted, one question to Slurm; without an answer of it the folders
-alone are shown, and that is said. `watching` looks again and again. Nothing is changed by looking.
+One look at the run folders and, where runs were submitted, one question to Slurm; without an answer of it the folders
+alone are shown, and that is said. A run whose folder is damaged is one of the problems and does not hide the others.
+`watching` looks again and again. Nothing is changed by looking.
 """
 
 from collections import Counter

@@ -4,6 +4,7 @@ What a store of runs shows is read from there (`outbox`). Validation losses are 
 """
 
 import json
+import logging
 import math
 import time
 from pathlib import Path
@@ -19,6 +20,8 @@ from k3ablate.storage import append_line, write_atomic
 from k3ablate.training.callbacks import Clock, StepCallback
 from k3ablate.training.module import LanguageModule
 from k3ablate.training.spec import RunSpec
+
+logger = logging.getLogger(__name__)
 
 Line = dict[str, Any]  # what one line of the file holds
 
@@ -60,7 +63,9 @@ class MetricsLog(StepCallback):
         """Drop the lines of steps that are about to be taken again."""
         super().on_train_start(trainer, pl_module)
         if ranks.rank() == 0:
-            keep_lines(self.path, trainer.global_step)
+            whole_from = keep_lines(self.path, trainer.global_step)
+            if whole_from:
+                logger.warning("%s was damaged: lines before step %d are missing", self.path, whole_from)
         self._last = (trainer.global_step * self.tokens_per_step, time.monotonic())
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: object, batch_idx: int) -> None:
@@ -110,11 +115,24 @@ class MetricsLog(StepCallback):
         return {name: [_finite(value) for value in values] for name, values in lists.items()}
 
 
-def keep_lines(path: Path, num_steps: int) -> None:
-    """Cut the file to the lines of the first `num_steps` steps; a line a crash cut off goes too."""
-    if path.exists():
-        lines = [line for line in _whole_lines(path) if line["step"] < num_steps]
-        write_atomic(path, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+def keep_lines(path: Path, num_steps: int) -> int:
+    """Cut the file to the lines of the first `num_steps` steps; a line a crash cut off goes too.
+
+    The step before which lines are missing, as far as the file shows: some cannot be read, or it does not begin at
+    step 0; else 0. What can be read is kept.
+    """
+    if not path.exists():
+        return 0
+    lines: list[Line] = []
+    is_cut, whole_from = False, 0
+    for raw in path.read_bytes().splitlines():
+        line = _parsed(raw)
+        if line is not None and line["step"] < num_steps:
+            lines.append(line)
+            whole_from = line["step"] if is_cut or (len(lines) == 1 and line["step"]) else whole_from
+        is_cut = line is None
+    write_atomic(path, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+    return whole_from if lines else num_steps
 
 
 def _finite(value: float) -> float | None:
@@ -122,11 +140,9 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _whole_lines(path: Path) -> list[Line]:
-    lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
-        try:
-            lines.append(json.loads(text))
-        except ValueError:
-            break  # a crash cut this one off; nothing was written after it
-    return lines
+def _parsed(raw: bytes) -> Line | None:
+    try:
+        line = json.loads(raw)
+    except ValueError:
+        return None
+    return line if isinstance(line, dict) and isinstance(line.get("step"), int) else None
