@@ -29,8 +29,9 @@ class Cancelled:
 
     experiment: str
     tasks: Sequence[str] = ()
-    running: Sequence[str] = ()  # names of runs that leave a checkpoint
-    queued: Sequence[str] = ()  # and of those that had not begun
+    running: Sequence[str] = ()  # names of runs that such a task held
+    saved: Sequence[str] = ()  # and of those among them that had a checkpoint already
+    queued: Sequence[str] = ()  # and of those that nobody held
     others: Sequence[str] = ()  # not asked for, but in the same tasks
     elsewhere: Mapping[str, str] = field(default_factory=dict)  # name -> who carries it out; nothing was done there
     next_command: str = ""  # that goes on with them
@@ -44,14 +45,20 @@ class Cancelled:
             lines = [f"{self.experiment}: nothing of it is in Slurm's queue"]
         else:
             lines = [
-                f"{self.experiment}: cancelled {len(self.tasks)} tasks: {len(self.queued)} runs had not begun, "
-                f"{len(self.running)} were running and stay resumable from a checkpoint",
+                f"{self.experiment}: cancelled {len(self.tasks)} tasks: {len(self.queued)} runs were waiting, "
+                f"{len(self.running)} were running",
+                *(f"{name}: was running; {self._rest(name)}" for name in self.running),
                 f"`{self.next_command}` goes on with them",
             ]
         if self.others:
             lines.append(f"in the same tasks, so cancelled too: {', '.join(self.others)}")
         lines += [f"{name}: left alone, {reason}" for name, reason in self.elsewhere.items()]
         return "\n".join(map(printable, lines))
+
+    def _rest(self, name: str) -> str:
+        if name in self.saved:
+            return "goes on from its last checkpoint"
+        return "starts anew, unless its task still writes a checkpoint"
 
 
 @dataclass(frozen=True)
@@ -80,26 +87,30 @@ def cancel(name: str, root: Path, arm: str | None, size: str | None, say: Say) -
     rows = _selected(plan_from_known_corpora(experiment, root).rows, arm, size)
     wanted = _names(rows)
     if not submissions(root):
-        return Cancelled(experiment.name, elsewhere=_elsewhere(wanted, states(root, wanted), {}))
+        return Cancelled(experiment.name, elsewhere=_elsewhere(wanted, {}, _strangers(root, states(root, wanted), ())))
     with locked(root, say):  # nobody submits them again meanwhile
         try:
             tasks = tasks_of_runs(submissions(root), controller.queue(say=say))
             ours = _live_tasks(tasks, wanted, experiment.name)
             packed = {run.digest: run.name for task in ours for run in task.pack}
             by_folder = states(root, packed | wanted)
+            strangers = _strangers(root, by_folder, ours)
             _end(ours, say)
         except (Refused, Unreachable) as answer:
             problem = f"Slurm does not do it: {answer}. The same command cancels what is left"
             return Cancelled(experiment.name, problem=problem)
-    unsettled = {digest for digest in packed if by_folder[digest] not in (*SETTLED_STATES, State.FAILED)}
+    over = {*SETTLED_STATES, State.FAILED}
+    unsettled = {digest for digest in packed if by_folder[digest] not in over and digest not in strangers}
     running = {digest for digest in unsettled & wanted.keys() if by_folder[digest] is State.RUNNING}
+    left = {digest: wanted[digest] for digest in wanted if digest not in packed or digest in strangers}
     return Cancelled(
         experiment=experiment.name,
         tasks=[task.name for task in ours],
         running=[wanted[digest] for digest in wanted if digest in running],
+        saved=[wanted[digest] for digest in wanted if digest in running and RunFolder(root / digest).saved_steps()],
         queued=[wanted[digest] for digest in wanted if digest in unsettled - running],
         others=[packed[digest] for digest in packed if digest in unsettled - wanted.keys()],
-        elsewhere=_elsewhere({key: wanted[key] for key in wanted if key not in packed}, by_folder, tasks),
+        elsewhere=_elsewhere(left, tasks, strangers),
         next_command=_submit(name) if ours else "",
     )
 
@@ -169,16 +180,32 @@ def _end(tasks: Sequence[RunTask], say: Say) -> None:
         its[0].submission.close(task.key for task in its)
 
 
-def _elsewhere(names: Mapping[str, str], by_folder: Mapping[str, State], tasks: Tasks) -> dict[str, str]:
+def _strangers(root: Path, by_folder: Mapping[str, State], tasks: Iterable[RunTask]) -> dict[str, str]:
+    """The job, or empty for none, of every run that is held by somebody else than one of these tasks."""
+    ours = {task.name for task in tasks}
+    holders = {
+        digest: leases.job_of_holder(root / digest) or ""
+        for digest, state in by_folder.items()
+        if state is State.RUNNING
+    }
+    return {digest: job for digest, job in holders.items() if job not in ours}
+
+
+def _elsewhere(names: Mapping[str, str], tasks: Tasks, strangers: Mapping[str, str]) -> dict[str, str]:
     """Of the runs called `names`, those that somebody else carries out: run -> why nothing was done about it."""
     found = {}
     for digest, name in names.items():
         live = [task for task in tasks.get(digest, ()) if task.is_live]
-        if live:
+        job = strangers.get(digest)
+        if job == "":
+            found[name] = "a process that is no task of Slurm's holds it; Ctrl-C ends it there"
+        elif live and job in (None, live[-1].name):
             others = live[-1].submission.experiment
             found[name] = f"it is in task {live[-1].name} of experiment {others}; `k3ablate cancel {others}` ends that"
-        elif by_folder[digest] is State.RUNNING:
-            found[name] = "it runs outside Slurm's queue, where Ctrl-C ends it"
+        elif job is not None:
+            found[name] = (
+                f"job {job} of Slurm's holds it, which is no task that this cancels; `scancel {job}` ends that"
+            )
     return found
 
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from threading import Thread
 from typing import Any
 
@@ -25,7 +26,16 @@ def totals(grid: Any) -> dict[str, int]:
     return dict(standings.status(grid.name, grid.root).totals)
 
 
-def test_queued_and_running_tasks_are_cancelled_and_no_others(grid: Any, slurm: Any) -> None:
+def as_task(monkeypatch: pytest.MonkeyPatch, job: str, index: int) -> None:
+    """Let this process be that task."""
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", job)
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", str(index))
+
+
+def test_queued_and_running_tasks_are_cancelled_and_no_others(
+    grid: Any, slurm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_task(monkeypatch, "7", 2)
     grid.submitted("7", [0], [1], [2, 3], [4])
     grid.submitted("9", [5], number=2)
     grid.settle(4)
@@ -40,7 +50,8 @@ def test_queued_and_running_tasks_are_cancelled_and_no_others(grid: Any, slurm: 
     assert answer.running == ["+attention xs seed 0"]
     assert answer.queued == ["k2 xs seed 0", "k2 xs seed 1", "+attention xs seed 1", "k2 s seed 1"]
     assert (answer.others, answer.elsewhere) == ([], {})
-    assert "cancelled 4 tasks: 4 runs had not begun, 1 were running" in answer.text()
+    assert "cancelled 4 tasks: 4 runs were waiting, 1 were running\n" in answer.text()
+    assert "+attention xs seed 0: was running; goes on from its last checkpoint" in answer.text()
     assert "`k3ablate submit seen.yaml --cluster RECIPE` goes on with them" in answer.text()
 
     slurm.answer("squeue")  # the controller has forgotten them, and there is no accounting
@@ -68,8 +79,30 @@ def test_tasks_of_another_experiment_and_runs_outside_slurm_are_left_alone(grid:
     assert not slurm.calls("scancel")
     assert answer.elsewhere == {
         "k2 xs seed 0": "it is in task 7_0 of experiment other; `k3ablate cancel other` ends that",
-        "k2 xs seed 1": "it runs outside Slurm's queue, where Ctrl-C ends it",
+        "k2 xs seed 1": "a process that is no task of Slurm's holds it; Ctrl-C ends it there",
     }
+
+
+def test_runs_of_a_cancelled_task_that_others_hold_are_not_its_own(
+    grid: Any, slurm: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grid.submitted("7", [0, 1, 2, 3])
+    slurm.answer("squeue", "7_0|RUNNING|")
+    with ExitStack() as stack:
+        stack.enter_context(grid.folders[0].claimed())
+        as_task(monkeypatch, "8", 5)
+        stack.enter_context(grid.folders[1].claimed())
+        as_task(monkeypatch, "7", 0)
+        stack.enter_context(grid.folders[2].claimed())
+        answer = cancel(grid)
+    assert (answer.tasks, answer.running, answer.saved) == (["7_0"], ["+attention xs seed 0"], [])
+    assert answer.queued == ["+attention xs seed 1"]
+    assert answer.elsewhere == {
+        "k2 xs seed 0": "a process that is no task of Slurm's holds it; Ctrl-C ends it there",
+        "k2 xs seed 1": "job 8_5 of Slurm's holds it, which is no task that this cancels; `scancel 8_5` ends that",
+    }
+    assert "+attention xs seed 0: was running; starts anew" in answer.text()
+    assert "last checkpoint" not in answer.text()
 
 
 def test_what_was_never_submitted_asks_nobody(grid: Any, slurm: Any) -> None:
