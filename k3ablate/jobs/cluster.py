@@ -6,7 +6,7 @@ printable line that `slurm` quotes. Which runs go into a task is in `packs`, the
 
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, Field, PositiveFloat, model_validator
 
 from k3ablate.config import Config, InputError
 
@@ -34,6 +34,10 @@ def _no_option(text: str) -> str:
 Word = Annotated[str, Field(pattern=LOADABLE, description="letters, digits and _ . : + / = @ -")]
 Text = Annotated[str, Field(min_length=1), AfterValidator(one_line)]
 Argument = Annotated[Text, AfterValidator(_no_option)]
+# Strict: YAML's `true` is no number. Bounds as far as Slurm's own counters and any cluster go.
+Minutes = Annotated[int, Field(strict=True, ge=1, le=525_600, description="a year at most")]
+Count = Annotated[int, Field(strict=True, ge=1, le=65_536)]
+Gigabytes = Annotated[float, Field(strict=True, gt=0, le=1e6)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
@@ -58,20 +62,22 @@ class ClusterRecipe(Config):
     account: Word | None = None
     qos: Word | None = None
     constraint: Annotated[str, Field(pattern=FEATURES)] | None = None
-    minutes: PositiveInt  # time limit of a task
-    signal_seconds: Annotated[int, Field(ge=10, le=3600)] = 120  # before the limit: the longest step, and a checkpoint
-    memory_gb: PositiveFloat | None = None  # per node
-    cpus: PositiveInt = 1
-    gpus: Annotated[int, Field(ge=0)] = 0  # per node
-    nodes: PositiveInt = 1
+    minutes: Minutes  # time limit of a task
+    signal_seconds: Annotated[int, Field(strict=True, ge=10, le=3600)] = (
+        120  # before the limit: the longest step, and a checkpoint
+    )
+    memory_gb: Gigabytes | None = None  # per node
+    cpus: Count = 1
+    gpus: Annotated[int, Field(strict=True, ge=0, le=1024)] = 0  # per node
+    nodes: Count = 1
     modules: tuple[Word, ...] = ()
     container: Container | None = None
     environment: dict[VariableName, Annotated[str, AfterValidator(one_line)]] = Field(default_factory=dict)
     runs: Argument | None = None  # folder of runs that all nodes see; None: as on this machine
-    runs_per_job: PositiveInt | None = None  # a task's runs, one after the other
+    runs_per_job: Annotated[int, Field(strict=True, ge=1)] | None = None  # a task's runs, one after the other
     minutes_per_job: PositiveFloat | None = None  # or as many as are expected to take that long
     flops_per_second: PositiveFloat | None = None  # of one task, for that expectation
-    max_running: PositiveInt = 256  # tasks at once
+    max_running: Annotated[int, Field(strict=True, ge=1, le=4_000_000)] = 256  # tasks at once
     requeue: bool = True  # Slurm may put a task back into its queue; otherwise what is left is submitted as a new job
     tracking: Literal["live", "spool"] = "spool"  # spool: nodes reach no store, `k3ablate sync` sends
 

@@ -81,6 +81,13 @@ def test_what_would_be_an_option_is_refused(changes: dict[str, Any]) -> None:
         make(**changes)
 
 
+@pytest.mark.parametrize("field", ["minutes", "signal_seconds", "memory_gb", "cpus", "gpus", "nodes", "max_running"])
+@pytest.mark.parametrize("value", [True, -1, 99_999_999_999_999, float("inf")])
+def test_numbers_are_numbers_that_slurm_can_count(field: str, value: object) -> None:
+    with pytest.raises(InputError, match=rf"^here\.yaml: {field}"):
+        make(**{field: value})
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
