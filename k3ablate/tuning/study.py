@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from k3ablate.jobs.leases import claimed
 from k3ablate.records import PUBLISHED_SET, SETTLED, RunRecord, Status
-from k3ablate.search import TPE, Range, Tuning
+from k3ablate.search import TPE, Range, Scalar, Tuning
 from k3ablate.tuning.space import Values, band, point, widened
 
 if TYPE_CHECKING:
@@ -140,22 +140,31 @@ def _choose(journal: "Journal", study: Study) -> None:
     """Add the trials whose values do not depend on open ones."""
     from k3ablate.tuning.store import Ended
 
-    tuning, extensions = study.tuning, _extensions(journal, study)
-    trials = journal.trials(study.name)
-    for number in range(len(trials), tuning.trials):
+    tuning = study.tuning
+    added = [(one.space, values) for one in _extensions(journal, study) for values in one.values]
+    own, others = _parted(journal.trials(study.name), [values for _, values in added])
+    for number in range(len(own), tuning.trials):
         values = point(tuning, number)
         if values is not None:
             journal.add(study.name, tuning.space, values)
             continue
         assert isinstance(tuning.sampler, TPE), "every other sampler knows all of its points"
         start = number - (number - tuning.sampler.startup) % tuning.sampler.parallel
-        known = journal.trials(study.name)
-        if any(trial.ended is Ended.OPEN for trial in known[:start]):
+        own, others = _parted(journal.trials(study.name), [values for _, values in added])
+        if any(trial.ended is Ended.OPEN for trial in [*own[:start], *others]):
             return
         journal.propose(study.name, tuning.space, tuning.sampler, number)
-    added = [(one.space, values) for one in extensions for values in one.values]
-    for space, added_values in added[len(journal.trials(study.name)) - tuning.trials :]:
-        journal.add(study.name, space, added_values)
+    known = [trial.values for trial in others]
+    for space, added_values in added:
+        if added_values not in known:
+            journal.add(study.name, space, added_values)
+            known.append(added_values)
+
+
+def _parted(trials: "Sequence[Trial]", added: Sequence[Values]) -> "tuple[list[Trial], list[Trial]]":
+    """The trials of the space as it was written, and those of a band: either may have come first."""
+    own = [trial for trial in trials if trial.values not in added]
+    return own, [trial for trial in trials if trial.values in added]
 
 
 def _tell(folder: Path, asked: Sequence[Asked], records: Sequence[RunRecord]) -> None:
@@ -192,4 +201,11 @@ def _widened(study: Study, space: Mapping[str, Range], sides: Mapping[str, bool]
     for path in sides:
         for one, value in zip(values, band(space[path], wider[path], num_trials), strict=True):
             one[path] = value
-    return Extension(wider, values)
+    distinct = [one for index, one in enumerate(values) if one not in values[:index]]
+    beyond = [one for one in distinct if any(not _is_within(space[path], one[path]) for path in sides)]
+    return Extension(wider, beyond)
+
+
+def _is_within(one: Range, value: Scalar) -> bool:
+    low, high = one.ends
+    return low <= float(value) <= high

@@ -107,6 +107,24 @@ def test_extending_widens_for_every_arm_and_adds_trials_in_the_new_band(
     assert conduct(tmp_path, studies, run).trials == after.trials
 
 
+@pytest.mark.parametrize("numbers", [(4, 4, 7), (6, 4, 4), (4, 4, 5, 7)])
+def test_trials_and_extensions_in_any_order_repeat_none_and_reach_their_number(
+    tmp_path: Path, fake_trials: ModuleType, numbers: tuple[int, ...]
+) -> None:
+    first, *later = (
+        Tuning(trials=trials, sampler=QuasiRandom(), sizes=("xs",), space={RATE: Range(low=1e-3, high=4e-3)})
+        for trials in numbers
+    )
+    run = fake_trials.runner(tmp_path / "runs")
+    conduct(tmp_path, fake_trials.studies(first), run)
+    extend(tmp_path, fake_trials.studies(later[0]), {RATE: True}, num_trials=2)
+    for tuning in later:
+        found = conduct(tmp_path, fake_trials.studies(tuning), run).trials["k2/xs"]
+    rates = [trial.values[RATE] for trial in found]
+    assert len(rates) == len(set(rates)) == max(numbers) + 2
+    assert sum(float(rate) > 4e-3 for rate in rates) == 2
+
+
 @pytest.mark.slow
 def test_eight_processes_neither_lose_nor_repeat_a_trial_and_a_killed_ones_is_run_again(
     tmp_path: Path, fake_trials: ModuleType
