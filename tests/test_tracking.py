@@ -15,7 +15,16 @@ import pytest
 from k3ablate import tracking
 from k3ablate.config import InputError, digest
 from k3ablate.mlflow_store import DIGEST_TAG, Store
-from k3ablate.records import Evaluation, FrozenSpec, RunRecord, Status, write_record, write_spec
+from k3ablate.records import (
+    Evaluation,
+    FrozenSpec,
+    RoutedPairs,
+    RunRecord,
+    Status,
+    write_record,
+    write_routing,
+    write_spec,
+)
 from k3ablate.tracking import Delivery, NoTracking, Tracker, Watched, deliver, prepare, tracking_uri
 
 # MLflow 3.17 asks SQLAlchemy 2.1 for something by its old name.
@@ -114,7 +123,7 @@ def test_the_store_is_where_the_variable_says(tmp_path: Path, monkeypatch: pytes
 def test_one_run_with_its_values_results_and_files(store: Store, folder: Path) -> None:
     train(folder, range(700))  # two batches of MLflow's size
     record = settle(folder)
-    (folder / "routing.json").write_text("{}")
+    write_routing(RoutedPairs(digest=folder.name, validation="validation", num_tokens=8, pairs=[[3, 5]]), folder)
     assert deliver(store, folder, KDA) is Delivery.SENT
     assert [step for step, _ in losses(folder)] == list(range(700))
     assert of_run(folder, "SELECT name, status, end_time - start_time FROM runs WHERE {run}") == [
