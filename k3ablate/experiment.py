@@ -19,7 +19,7 @@ from k3ablate.model.decoder import ModelConfig
 from k3ablate.model.sizes import Matching, Name, Size
 from k3ablate.records import COLUMNS, Varied
 from k3ablate.references import resolved
-from k3ablate.search import Scalar, Tuning, check_space
+from k3ablate.search import RATIO, Scalar, Tuning, check_space
 from k3ablate.training.spec import DataRecipe, Execution, Seed, TrainingConfig
 from k3ablate.tuned import LAWS, TunedValues
 
@@ -228,7 +228,8 @@ def setting(experiment: Experiment, arm: Arm, values: Mapping[str, Scalar] | Non
         for path, value in experiment.components[component].levels[level].items():
             tree = override(tree, path, value, source=f"{where}, components.{component}.levels.{level}")
     for path, tuned in (values or {}).items():
-        tree = override(tree, path, tuned, source=f"{where}, tuned value")
+        if path != RATIO:  # chooses the width, in `plan`
+            tree = override(tree, path, tuned, source=f"{where}, tuned value")
     return parse(Setting, tree, source=where)
 
 
@@ -241,7 +242,8 @@ def setting_digest(experiment: Experiment, arm: Arm, paths: Iterable[str]) -> st
     """What an arm is beside the values at `paths`: the digest of its configuration without them."""
     tree: Mapping[str, Tree] = setting(experiment, arm).tree()
     for path in paths:
-        tree = override(tree, path, None, source=f"arm {arm.name}")
+        if path != RATIO:
+            tree = override(tree, path, None, source=f"arm {arm.name}")
     return digest(tree)
 
 
@@ -306,10 +308,18 @@ def _check_tuning(experiment: Experiment, arms: tuple[Arm, ...]) -> None:
     tuning = experiment.tuning
     if tuning is None:
         return
-    names = [point_name(experiment, size, budget) for size in experiment.sizes for budget in experiment.budgets]
+    budgets = {
+        point_name(experiment, size, budget): budget for size in experiment.sizes for budget in experiment.budgets
+    }
     for name in tuning.sizes:
-        if name not in names:
-            raise ValueError(f"tuning.sizes: no size {name!r}; write some of {', '.join(names)}")
+        if name not in budgets:
+            raise ValueError(f"tuning.sizes: no size {name!r}; write some of {', '.join(budgets)}")
+        if RATIO in tuning.space and not isinstance(budgets[name], Flops):
+            raise ValueError(
+                f"tuning.space: {RATIO}: size {name} has a budget of kind {budgets[name].kind}, by which more tokens "
+                "per parameter are more compute and always win; write budgets of kind flops, where parameters pay for "
+                "them"
+            )
     if any(arm.name == LAWS for arm in arms):
         raise ValueError(f"arms: {LAWS} is the file beside the tuned arms; write another name")
     trees = {arm.name: setting(experiment, arm).tree() for arm in arms}

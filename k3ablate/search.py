@@ -1,23 +1,38 @@
 """What may a study vary, how does it search, and does every arm take it? The block `tuning:` of an experiment.
 
-`Tuning` is what one writes; `check_space` tries both ends of every range on every arm, with the check of the arm's own
-configuration. Which trials follow from it is in `tuning.space`, how they are run in `tuning.study`.
+`Tuning` is what one writes; `check_space` tries the ends of every range and a value between them on every arm, with the
+check of the arm's own configuration. What a value costs at a proxy size is checked in `plan`, which trials follow is in
+`tuning.space`, how they are run in `tuning.study`.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, ValidationInfo, field_validator, model_validator
 
 from k3ablate.config import Config, InputError, Tree, override
 
-TUNABLE = ("model", "training")
+RATIO = "budgets.tokens_per_parameter"  # no path of a configuration: it chooses the width at a number of FLOPs
+BATCH_SIZE = "training.batch_size"
+TUNABLE = ("model", "training", "data")
+OVERWRITTEN = "comes from {}, which would overwrite it"
+# Paths below which trials would not compare, or would be overwritten, with the reason.
 NOT_TUNABLE = {
-    "model.width": "`sizes`",
-    "model.num_layers": "`sizes`",
-    "model.vocabulary_size": "the tokenizer of `data`",
+    "model.width": OVERWRITTEN.format("`sizes`"),
+    "model.num_layers": OVERWRITTEN.format("`sizes`"),
+    "model.vocabulary_size": OVERWRITTEN.format("the tokenizer of `data`"),
+    "training.context": "the validation loss is measured at this context, so that trials would not compare",
+    "training.validation_tokens": "the loss of every trial would be measured on other text",
+    "training.precision": "the validation loss is computed in it, and it costs time, which no budget counts",
+    "training.divergence_loss": "it says which trials count, not how an arm trains",
+    "data.tokenizer": "the validation text would be cut into other tokens, on which losses do not compare",
+    "data.source.validation": "the loss of every trial would be measured on other text",
+    "data.source.validation_fraction": "the loss of every trial would be measured on other text",
 }
 Scalar = bool | int | float | str
+EXAMPLES = {"trials": "12", "reach": "0.35"}
+EXAMPLE = "training.optimizer.learning_rate: {low: 1.0e-3, high: 3.0e-2}"
 
 
 class Range(Config):
@@ -29,6 +44,14 @@ class Range(Config):
     whole: bool = False  # whole numbers only
     points: PositiveInt | None = None  # of a grid, ends included
     choices: tuple[Scalar, ...] | None = None
+
+    @field_validator("low", "high", "choices", mode="before")
+    @classmethod
+    def _is_finite(cls, written: Tree) -> Tree:
+        for number in written if isinstance(written, list | tuple) else [written]:
+            if isinstance(number, float) and not math.isfinite(number):
+                raise ValueError("no trial can have this value; write finite numbers, e.g. {low: 1.0e-3, high: 3.0e-2}")
+        return written
 
     @model_validator(mode="after")
     def _is_one_of_both(self) -> Self:
@@ -62,8 +85,15 @@ class Range(Config):
 
     @property
     def tried_first(self) -> tuple[Scalar, ...]:
-        """What must be allowed by every arm: both ends, or every choice."""
-        return self.choices if self.choices is not None else tuple(self.written(end) for end in self.ends)
+        """What must be allowed by every arm: every choice, or both ends and an inner value, small ones first.
+
+        The inner one is next to the lower end: a fraction, or the next whole number, which only 1 divides as well.
+        """
+        if self.choices is not None:
+            return self.choices
+        low, high = self.ends
+        inner = low + 1 if self.whole else low + min(1.0, high - low) / math.pi
+        return tuple(dict.fromkeys(self.written(min(value, high)) for value in (low, inner, high)))
 
     def written(self, value: float) -> Scalar:
         """A number of this range as it is put into a configuration: six digits, and not beyond the ends."""
@@ -117,9 +147,24 @@ class Tuning(Config):
     trials: PositiveInt = 12  # of every arm at every size
     sampler: Sampler = TPE()
     pruning: Literal["none"] = "none"
-    sizes: tuple[str, ...] = Field(min_length=1)  # proxy sizes, named as `plan` names them
-    space: dict[str, Range] = Field(min_length=1)
+    sizes: tuple[str, ...]  # proxy sizes, named as `plan` names them
+    space: dict[str, Range]
     reach: PositiveFloat | None = Field(default=None, le=1)  # optimum: from trials within this share of each range
+
+    @field_validator("sizes", "space", mode="before")
+    @classmethod
+    def _is_not_empty(cls, written: Tree, info: ValidationInfo) -> Tree:
+        if written is None or written in ([], (), {}):
+            remedy = "a proxy size as `plan` names it, e.g. [xs]" if info.field_name == "sizes" else EXAMPLE
+            raise ValueError(f"nothing to tune; write {remedy}")
+        return written
+
+    @field_validator("trials", "reach", mode="before")
+    @classmethod
+    def _is_a_number(cls, written: Tree, info: ValidationInfo) -> Tree:
+        if isinstance(written, float) and not math.isfinite(written):
+            raise ValueError(f"write a finite number, e.g. {info.field_name}: {EXAMPLES[info.field_name or '']}")
+        return written
 
     @model_validator(mode="after")
     def _trials_suffice(self) -> Self:
@@ -151,18 +196,60 @@ class Tuning(Config):
 def check_space(tuning: Tuning, arms: Mapping[str, Tree], check: Callable[[Tree, str], object]) -> None:
     """InputError where an arm, by name, does not take the space; `check(tree, source)` raises what is wrong with it."""
     for path, one in tuning.space.items():
-        _check_path(path, tuple(tuning.space))
+        if path == RATIO:
+            _check_ratios(one)
+            continue
+        _check_path(path, one, tuple(tuning.space))
         for arm, tree in arms.items():
-            where = f"tuning.space (arm {arm})"
-            for value in one.tried_first:
-                check(override(tree, path, value, source=where), f"{where}: {path} = {value}")
+            _check_values(path, one, tree, f"tuning.space (arm {arm})", check)
 
 
-def _check_path(path: str, paths: tuple[str, ...]) -> None:
-    if path.split(".")[0] not in TUNABLE:
-        raise InputError(f"tuning.space: {path}: no such path here; paths begin with {' or '.join(TUNABLE)}")
-    if path in NOT_TUNABLE:
-        raise InputError(f"tuning.space: {path}: comes from {NOT_TUNABLE[path]}, which would overwrite it; remove it")
+def _check_values(path: str, one: Range, tree: Tree, where: str, check: Callable[[Tree, str], object]) -> None:
+    """Try some values; where only fractions are refused, the message is of whole numbers."""
+
+    def refusal(value: Scalar) -> InputError | None:
+        try:
+            check(override(tree, path, value, source=where), f"{where}: {path} = {value}")
+        except InputError as error:
+            return error
+        return None
+
+    takes_fractions = False
+    for value in one.tried_first:
+        error = refusal(value)
+        is_fraction = isinstance(value, float) and not value.is_integer()
+        if error is None:
+            takes_fractions = takes_fractions or is_fraction
+        elif one.whole:
+            raise InputError(f"{error}; or write choices: [...] of values that every arm takes")
+        elif is_fraction and one.choices is None and not takes_fractions and refusal(math.floor(float(value))) is None:
+            raise InputError(
+                f"{where}: {path} = {value} lies in the range, and this path takes whole numbers only; write "
+                "whole: true"
+            )
+        else:
+            raise error
+
+
+def _check_ratios(one: Range) -> None:
+    for value in one.tried_first:
+        if isinstance(value, bool | str) or value <= 0:
+            raise InputError(f"tuning.space: {RATIO} = {value}: write numbers above 0, e.g. {{low: 5, high: 80}}")
+
+
+def _check_path(path: str, one: Range, paths: tuple[str, ...]) -> None:
+    where = f"tuning.space: {path}"
+    kind = path.split(".")[0]
+    if kind not in TUNABLE:
+        raise InputError(f"{where}: no such path here; paths begin with {', '.join(TUNABLE)}, or write {RATIO}")
+    reason = next((why for barred, why in NOT_TUNABLE.items() if f"{path}.".startswith(f"{barred}.")), None)
+    if reason is not None:
+        raise InputError(f"{where}: {reason}; remove it")
+    if kind == "data" and one.choices is None:
+        raise InputError(
+            f"{where}: each value is another corpus, which is built before the trials; write choices, e.g. "
+            "{choices: [0.0, 0.25]}"
+        )
     above = next((other for other in paths if path.startswith(f"{other}.")), None)
     if above is not None:
-        raise InputError(f"tuning.space: {path}: lies below {above}, which is varied as well; keep one of them")
+        raise InputError(f"{where}: lies below {above}, which is varied as well; keep one of them")

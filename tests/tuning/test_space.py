@@ -78,12 +78,12 @@ def test_widening_adds_half_the_width_on_one_side() -> None:
         ({"space": {RATE: {"low": -1.0, "high": 0.1}}}, "touches or crosses zero; write scale: linear"),
         ({"space": {RATE: {"low": -1.0, "high": 0.1, "scale": "linear"}}}, f"{RATE} = -1.0"),
         ({"space": {"training.optimizer.beta1": {"low": 0.1, "high": 1.0, "scale": "linear"}}}, "beta1 = 1.0"),
-        ({"space": {"training.batch_size": {"low": 4.5, "high": 8.0}}}, "batch_size = 4.5"),
+        ({"space": {"training.batch_size": {"low": 4.5, "high": 8.0}}}, "batch_size = 4.5 lies in the range"),
         ({"space": {"training.batch_size": {"low": 4.5, "high": 8, "whole": True}}}, "write whole numbers"),
         ({"space": {RATE: {"choices": [0.1]}}}, "two or more"),
         ({"space": {RATE: {}}}, "write low and high"),
         ({"space": {"model.width": {"low": 8, "high": 16, "whole": True}}}, "comes from `sizes`"),
-        ({"space": {"data.source": {"choices": [1, 2]}}}, "paths begin with model or training"),
+        ({"space": {"data.source": {"choices": [1, 2]}}}, "data.source = 1"),
         ({"space": {RATE: RATES}, "sizes": ["xl"]}, "no size 'xl'; write some of xs, s, m"),
         ({"space": {RATE: RATES}, "trials": 0}, "trials"),
         ({"space": {RATE: RATES}, "trials": 4}, "sampler.startup 8 is more than trials 4"),
@@ -103,3 +103,82 @@ def test_a_space_must_not_undo_what_an_arm_changes(tmp_path: Path) -> None:
     block = {"sizes": ["xs"], "space": {"training.batch_size": {"choices": [4, 8]}}}
     message = refusal(tmp_path, block, components=components)
     assert "training.batch_size is all that arm +batch changes" in message
+
+
+def test_a_range_of_whole_numbers_is_told_before_a_trial_tries_a_fraction(tmp_path: Path) -> None:
+    message = refusal(tmp_path, {"sizes": ["xs"], "space": {"training.batch_size": {"low": 4, "high": 16}}})
+    assert "training.batch_size = 4.3" in message
+    assert "takes whole numbers only; write whole: true" in message
+
+
+def test_a_whole_range_that_an_arm_takes_only_in_part_is_told_to_be_choices(tmp_path: Path) -> None:
+    baseline = {**read_yaml(DEMO)["baseline"], "set": {"training.batch_size": 8, "training.micro_batch_size": 4}}
+    block = {"sizes": ["xs"], "space": {"training.batch_size": {"low": 4, "high": 16, "whole": True}}}
+    message = refusal(tmp_path, block, baseline=baseline)
+    assert "training.batch_size = 5" in message
+    assert "or write choices" in message
+
+
+@pytest.mark.parametrize(
+    ("path", "values", "reason"),
+    [
+        ("training.context", [32, 64], "measured at this context"),
+        ("training.validation_tokens", [1024, 2048], "measured on other text"),
+        ("training.precision", ["float32", "bfloat16"], "is computed in it"),
+        ("training.divergence_loss", [10.0, 20.0], "which trials count"),
+        ("data.tokenizer.kind", ["bytes", "bpe"], "cut into other tokens"),
+        ("data.source.validation", ["asyncio", "email"], "measured on other text"),
+    ],
+)
+def test_what_the_loss_is_measured_on_or_with_is_no_path_of_a_space(
+    tmp_path: Path, path: str, values: list[Tree], reason: str
+) -> None:
+    message = refusal(tmp_path, {"sizes": ["xs"], "space": {path: {"choices": values}}})
+    assert f"tuning.space: {path}: " in message
+    assert reason in message
+    assert "Input should be" not in message
+
+
+@pytest.mark.parametrize(
+    ("block", "told"),
+    [
+        ({"space": {RATE: {"low": float("nan"), "high": 0.1}}}, f"tuning.space.{RATE}.low: found nan; "),
+        ({"space": {RATE: {"low": 0.1, "high": float("inf")}}}, f"tuning.space.{RATE}.high: found inf; "),
+        ({"space": {RATE: {"choices": [0.1, float("inf")]}}}, f"tuning.space.{RATE}.choices: found [0.1, inf]; "),
+        ({"space": {RATE: RATES}, "trials": float("inf")}, "tuning.trials: found inf; "),
+        ({"space": {}}, "tuning.space: nothing to tune; write training.optimizer.learning_rate: {low"),
+        ({"space": None}, "tuning.space: found None; nothing to tune; write"),
+        ({"space": {RATE: RATES}, "sizes": []}, "tuning.sizes: found []; nothing to tune; write a proxy size"),
+    ],
+)
+def test_numbers_that_are_none_and_an_empty_space_give_one_message_with_what_to_write(
+    tmp_path: Path, block: Tree, told: str
+) -> None:
+    message = refusal(tmp_path, {"sizes": ["xs"], **block})
+    assert told in message
+    assert "write" in message
+    assert "\n" not in message
+    assert "should" not in message
+
+
+def test_data_are_choices_because_each_is_a_corpus(tmp_path: Path) -> None:
+    path = "data.source.rules.least_documented"
+    message = refusal(tmp_path, {"sizes": ["xs"], "space": {path: {"low": 0.1, "high": 0.5}}})
+    assert "each value is another corpus" in message
+    assert "write choices" in message
+
+
+@pytest.mark.parametrize("kind", ["tokens", "tokens_per_parameter"])
+def test_tokens_per_parameter_are_tuned_at_equal_compute_only(tmp_path: Path, kind: str) -> None:
+    budget = {"kind": kind, "tokens" if kind == "tokens" else "ratio": 20}
+    block = {"sizes": ["xs"], "space": {"budgets.tokens_per_parameter": {"low": 5, "high": 80}}}
+    message = refusal(tmp_path, block, budgets=[budget])
+    assert f"size xs has a budget of kind {kind}, by which more tokens per parameter are more compute" in message
+    assert "write budgets of kind flops" in message
+
+
+@pytest.mark.parametrize("one", [{"low": -1, "high": 4, "scale": "linear"}, {"choices": ["a", "b"]}])
+def test_tokens_per_parameter_are_numbers_above_0(tmp_path: Path, one: Tree) -> None:
+    block = {"sizes": ["xs"], "space": {"budgets.tokens_per_parameter": one}}
+    message = refusal(tmp_path, block, budgets=[{"kind": "flops", "flops": 1.0e9}])
+    assert "write numbers above 0" in message
