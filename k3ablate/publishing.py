@@ -4,8 +4,9 @@ Everything that is written depends on the plan and the records only, so that the
 The fitting is in `fits`, the looks are in `report`; nothing here trains.
 
     <root>/results/<experiment>/   runs.csv runs.parquet   one row per run (`collect`)
-                                   table.md table.csv curves.csv multipliers.csv figure.png figure.svg (`report`)
+                                   table.md table.csv curves.csv multipliers.csv (`report`)
                                    split.md split.csv   one row per component, where there are several (`report`)
+                                   figures/   each as PNG, SVG, PDF and a CSV of what it shows (`report`)
 """
 
 import dataclasses
@@ -30,8 +31,8 @@ from k3ablate.labels import Labels
 from k3ablate.plan import PlanRow
 from k3ablate.recipes import experiment_path
 from k3ablate.records import FLOPS_CONVENTION, RunRecord, table, write_table
-from k3ablate.report import curves, multipliers, split_table
-from k3ablate.report.figures import loss_against_compute, new_figure, save_figure
+from k3ablate.report import curves, multipliers, pictures, split_table
+from k3ablate.report.figures import loss_picture
 from k3ablate.report.notes import CURVES_OF_MULTIPLIERS, notes
 from k3ablate.report.tables import Provenance, render_text, write_tables
 from k3ablate.splitting import SplitAnswer
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 RUNS_STEM = "runs"
 TABLE_STEM = "table"
 CURVES_FILE = "curves.csv"
-FIGURE_STEM = "figure"
+FIGURES_FOLDER = "figures"
 SPLIT_STEM = "split"
 BOOTSTRAP_SEED = 0  # the same records give the same intervals
 SYNC = "`k3ablate sync {name}` where it ran"
@@ -129,7 +130,7 @@ def report(
     tables = write_tables(analysis, provenance, material.folder / TABLE_STEM)
     fitted = curves.write_curves(analysis, material.folder / CURVES_FILE)
     along = multipliers.write_multipliers(analysis, material.folder / CURVES_OF_MULTIPLIERS)
-    figures = _draw(analysis, material.folder / FIGURE_STEM)
+    figures = pictures.write(loss_picture(analysis), material.folder / FIGURES_FOLDER)
     split, no_split = _split(analysis)
     split_text, split_files = _write_split(split, no_split, provenance, material.folder / SPLIT_STEM)
     return Reported(
@@ -241,12 +242,6 @@ def _provenance(material: _Material, options: Mapping[str, str | float | None]) 
 
 def _all(values: set[str]) -> str:
     return ", ".join(sorted(values))
-
-
-def _draw(analysis: Analysis, stem: Path) -> tuple[Path, Path]:
-    figure, axes = new_figure()
-    loss_against_compute(axes, analysis)
-    return save_figure(figure, stem)
 
 
 def _arm_result(analysis: Analysis, arm: ArmAnalysis) -> ArmResult:

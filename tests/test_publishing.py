@@ -147,8 +147,8 @@ def test_the_same_records_give_the_same_bytes(settle, place: Path) -> None:
     settle()
     first = publishing.report("planted.yaml", place / "runs")
     before = {file: Path(file).read_bytes() for file in first.files if not file.endswith(".parquet")}
-    results = {"runs.csv", "table.md", "table.csv", "curves.csv", "multipliers.csv", "figure.png", "figure.svg"}
-    assert {Path(file).name for file in before} == results
+    results = {"runs.csv", "table.md", "table.csv", "curves.csv", "multipliers.csv", "loss_vs_flops.svg"}
+    assert results < {Path(file).name for file in before}
     second = publishing.report("planted.yaml", place / "runs")
     assert {file: Path(file).read_bytes() for file in before} == before
     assert as_json(second) == as_json(first)
@@ -188,7 +188,7 @@ def test_text_and_json_hold_the_same_numbers(settle, place: Path) -> None:
     for number in (arm["multiplier"], arm["multiplier_low"], arm["multiplier_high"], arm["paired"]):
         assert f"{number:.2f}" in answer.text()
     assert f"{arm['loss']:.4f}" in answer.text()
-    assert answer.text().endswith("figure.svg")
+    assert str(Path("figures", "loss_vs_flops.svg")) in answer.text()
 
 
 def test_the_table_of_runs_has_a_row_per_record(settle, place: Path) -> None:

@@ -1,15 +1,12 @@
 """What does loss against compute look like, arm by arm?
 
-Functions take and return a matplotlib Axes and keep no state; `save_figure` writes bytes that depend on the figure
-only. The layout is that of Figure 7 of the Kimi K3 report: one marker per run, dashed fitted curves, an arrow at equal
+Functions take and return a matplotlib Axes and keep no state; `loss_picture` is the picture that is published. The
+layout is that of Figure 7 of the Kimi K3 report: one marker per run, dashed fitted curves, an arrow at equal
 loss from the arm's compute to the baseline's with the multiplier on it.
 """
 
-import io
-from pathlib import Path
-
-import matplotlib
 import numpy as np
+import pandas
 from matplotlib.axes import Axes
 from matplotlib.axes._secondary_axes import SecondaryAxis
 from matplotlib.axis import Axis
@@ -27,16 +24,18 @@ from numpy.typing import ArrayLike
 from k3ablate.fits.analysis import Analysis, ArmAnalysis
 from k3ablate.fits.forms import Array
 from k3ablate.fits.solve import Fit
+from k3ablate.report.pictures import Picture
 from k3ablate.report.style import (
     DOTS_PER_INCH,
     FIGURE_SIZE,
     FLOPS_PER_PFLOP_DAY,
+    LIGHT,
     ArmStyle,
+    Theme,
     arm_style,
     factor,
     factor_range,
 )
-from k3ablate.storage import write_atomic
 
 NUM_CURVE_POINTS = 100
 MAX_LEGEND_ROWS = 12
@@ -49,7 +48,29 @@ def new_figure() -> tuple[Figure, Axes]:
     return figure, figure.add_subplot()
 
 
-def loss_against_compute(axes: Axes, analysis: Analysis, highlight: str | None = None) -> Axes:
+def loss_picture(analysis: Analysis) -> Picture:
+    """Loss against compute of every run, with the fitted curves."""
+
+    def draw(theme: Theme) -> Figure:
+        figure, axes = new_figure()
+        loss_against_compute(axes, analysis, theme=theme)
+        return figure
+
+    chosen = highlighted(analysis, None)
+    arrow = "" if chosen is None else f" An arrow at equal loss shows the multiplier of {chosen.arm}."
+    return Picture(
+        name="loss_vs_flops",
+        title="Loss against training compute",
+        description="Every finished run as a marker, by training FLOPs and validation loss on logarithmic axes, and "
+        f"the fitted curve of each arm as dashes.{arrow}",
+        data=_loss_data(analysis),
+        draw=draw,
+    )
+
+
+def loss_against_compute(
+    axes: Axes, analysis: Analysis, highlight: str | None = None, theme: Theme = LIGHT
+) -> Axes:  # fmt: skip
     """Runs and fitted curves of every arm on log axes, FLOPs below and PFLOP/s-days above.
 
     `highlight` names the arm the arrow belongs to; None takes the one that changes most components. Where no run
@@ -60,17 +81,17 @@ def loss_against_compute(axes: Axes, analysis: Analysis, highlight: str | None =
     if not analysis.any_finished:
         return _say_nothing_finished(axes, analysis)
     for index, arm in enumerate(_baseline_first(analysis)):
-        _draw_arm(axes, analysis, arm, arm_style(index))
+        _draw_arm(axes, analysis, arm, arm_style(index, theme))
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.grid(visible=True, which="both", color="0.9", linewidth=0.6)
+    axes.grid(visible=True, which="both", color=theme.faint, linewidth=0.6)
     axes.set_axisbelow(True)
     _label_loss(axes)
     _label_compute(axes.xaxis)
     _label_compute(_add_days_axis(axes).xaxis)
     chosen = highlighted(analysis, highlight)
     if chosen is not None:
-        _draw_arrow(axes, chosen)
+        _draw_arrow(axes, chosen, theme)
     num_arms = len(analysis.arms)
     axes.legend(fontsize="small", ncols=1 + (num_arms - 1) // MAX_LEGEND_ROWS, frameon=False)
     return axes
@@ -84,18 +105,20 @@ def highlighted(analysis: Analysis, name: str | None) -> ArmAnalysis | None:
     return max(read, key=lambda arm: len(arm.changed), default=None)
 
 
-def save_figure(figure: Figure, stem: Path) -> tuple[Path, Path]:
-    """Write `<stem>.png` and `<stem>.svg`, the same bytes for the same figure and library versions."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    png, svg = stem.with_name(stem.name + ".png"), stem.with_name(stem.name + ".svg")
-    drawn_png, drawn_svg = io.BytesIO(), io.BytesIO()
-    # names inside an SVG are random unless salted; dates and versions would change the bytes of an unchanged figure
-    with matplotlib.rc_context({"svg.hashsalt": "k3ablate", "svg.fonttype": "path"}):
-        figure.savefig(drawn_png, format="png", metadata={"Software": None})
-        figure.savefig(drawn_svg, format="svg", metadata={"Date": None, "Creator": None})
-    write_atomic(png, drawn_png.getvalue())
-    write_atomic(svg, drawn_svg.getvalue())
-    return png, svg
+def _loss_data(analysis: Analysis) -> pandas.DataFrame:
+    """The markers, and the curves at the points where they are drawn."""
+    rows = [
+        {"arm": arm.arm, "kind": "run", "size": point.size, "seed": point.seed, "flops": point.compute,
+         "loss": point.loss}
+        for arm in _baseline_first(analysis) for point in arm.points
+    ]  # fmt: skip
+    for arm in _baseline_first(analysis):
+        fitted = arm.fits.get(analysis.form) if analysis.form else None
+        if fitted is not None:
+            compute = np.geomspace(*fitted.x_range, NUM_CURVE_POINTS)
+            pairs = zip(compute.tolist(), fitted.predict(compute).tolist(), strict=True)
+            rows += [{"arm": arm.arm, "kind": "curve", "flops": flops, "loss": loss} for flops, loss in pairs]
+    return pandas.DataFrame(rows, columns=["arm", "kind", "size", "seed", "flops", "loss"])
 
 
 def _baseline_first(analysis: Analysis) -> list[ArmAnalysis]:
@@ -146,12 +169,12 @@ def _label(analysis: Analysis, arm: ArmAnalysis) -> str:
     )
 
 
-def _draw_arrow(axes: Axes, arm: ArmAnalysis) -> None:
+def _draw_arrow(axes: Axes, arm: ArmAnalysis, theme: Theme) -> None:
     """From the arm's compute to the baseline's at one loss: the multiplier is its length."""
     found = arm.multiplier
     assert found is not None, "only an arm with a multiplier is highlighted"
     start, end = (found.arm_compute, found.loss), (found.baseline_compute, found.loss)
-    axes.annotate("", xy=end, xytext=start, arrowprops={"arrowstyle": "->", "color": "0.25", "linewidth": 1.4})
+    axes.annotate("", xy=end, xytext=start, arrowprops={"arrowstyle": "->", "color": theme.muted, "linewidth": 1.4})
     extrapolated = "" if found.measured else "\nextrapolated"
     text = f"{factor(found.value)}× ({factor_range(found.interval)}){extrapolated}"
     axes.annotate(
@@ -162,7 +185,7 @@ def _draw_arrow(axes: Axes, arm: ArmAnalysis) -> None:
         ha="center",
         va="top",
         fontsize="small",
-        bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.85},
+        bbox={"boxstyle": "round,pad=0.15", "facecolor": theme.paper, "edgecolor": "none", "alpha": 0.85},
     )
 
 

@@ -23,6 +23,26 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "*")
 
 
 @dataclass(frozen=True)
+class Theme:
+    """What a picture is drawn with; `colours` are of arms, the baseline's first, which is the ink's."""
+
+    name: str
+    paper: str
+    ink: str
+    muted: str  # of what explains: arrows, notes
+    faint: str  # of grids
+    colours: tuple[str, ...]
+
+
+LIGHT = Theme("light", paper="#ffffff", ink="#000000", muted="#404040", faint="#e2e2e2", colours=COLOURS)
+# The same hues, lightened until they stand on dark paper with a contrast of 4.5 or more.
+DARK = Theme(
+    "dark", paper="#14171c", ink="#f2f2f2", muted="#c0c4cc", faint="#343a43",
+    colours=("#f2f2f2", "#ff8a4c", "#5aa9f0", "#35c793", "#e3a1c6", "#f0b840", "#9fd3f5"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
 class ArmStyle:
     """Colour and marker of one arm."""
 
@@ -30,9 +50,9 @@ class ArmStyle:
     marker: str
 
 
-def arm_style(index: int) -> ArmStyle:
+def arm_style(index: int, theme: Theme = LIGHT) -> ArmStyle:
     """Style of the arm at `index`, the baseline being 0; 7 colours and 10 markers give 70 pairs before any repeats."""
-    return ArmStyle(COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)])
+    return ArmStyle(theme.colours[index % len(theme.colours)], MARKERS[index % len(MARKERS)])
 
 
 def decimal(value: float, digits: int = 3) -> str:

@@ -9,8 +9,9 @@ import pytest
 from matplotlib.axes import Axes
 
 from k3ablate.fits.analysis import Analysis
-from k3ablate.report.figures import highlighted, loss_against_compute, new_figure, save_figure
-from k3ablate.report.style import COLOURS, MARKERS, arm_style, decimal, factor
+from k3ablate.report.figures import highlighted, loss_against_compute, loss_picture, new_figure
+from k3ablate.report.pictures import rendered, write
+from k3ablate.report.style import COLOURS, DARK, LIGHT, MARKERS, arm_style, decimal, factor
 
 
 def drawn(analysis: Analysis, highlight: str | None = None) -> Axes:
@@ -87,29 +88,51 @@ def test_one_size_draws_markers_only(analyses: Callable[..., Analysis]) -> None:
 def test_without_a_finished_run_the_axes_are_empty_and_say_so(
     analyses: Callable[..., Analysis], tmp_path: Path
 ) -> None:
-    figure, axes = new_figure()
-    loss_against_compute(axes, analyses(unfinished=["k2", "k3", "kda", "again"]))
+    empty = analyses(unfinished=["k2", "k3", "kda", "again"])
+    axes = drawn(empty)
     assert len(axes.get_lines()) == 0
     assert [text.get_text() for text in axes.texts] == [
         "no run finished: 24 are listed with their reasons in the table"
     ]
     assert len(axes.get_xticks()) == len(axes.get_yticks()) == 0
     assert axes.get_ylabel() == "validation loss (nats per token)"
-    assert [path.suffix for path in save_figure(figure, tmp_path / "empty") if path.stat().st_size] == [".png", ".svg"]
+    assert all(path.stat().st_size for path in write(loss_picture(empty), tmp_path))
+    assert loss_picture(empty).data.empty
 
 
-def test_saved_files_are_the_same_bytes_twice(analysis: Analysis, tmp_path: Path) -> None:
-    def saved(folder: str) -> list[bytes]:
-        figure, axes = new_figure()
-        loss_against_compute(axes, analysis)
-        return [path.read_bytes() for path in save_figure(figure, tmp_path / folder / "loss")]
-
+def test_files_are_the_same_bytes_twice_and_carry_no_date(analysis: Analysis, tmp_path: Path) -> None:
     before = dict(mpl.rcParams)
-    png, svg = saved("one")
-    assert [png, svg] == saved("two")
-    assert png.startswith(b"\x89PNG")
-    assert b"<dc:date>" not in svg
+    first = {path.name: path.read_bytes() for path in write(loss_picture(analysis), tmp_path / "one")}
+    second = {path.name: path.read_bytes() for path in write(loss_picture(analysis), tmp_path / "two")}
+    assert first == second
+    starts = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF", "csv": b"arm,kind,size,seed,flops,loss\n"}
+    assert set(first) == {f"loss_vs_flops.{suffix}" for suffix in starts}
+    assert all(first[f"loss_vs_flops.{suffix}"].startswith(start) for suffix, start in starts.items())
+    assert b"<dc:date>" not in first["loss_vs_flops.svg"]
+    assert b"CreationDate" not in first["loss_vs_flops.pdf"]
     assert dict(mpl.rcParams) == before
+
+
+def test_data_are_what_is_drawn_and_their_digest_changes_with_them(
+    analysis: Analysis, analyses: Callable[..., Analysis]
+) -> None:
+    data = loss_picture(analysis).data
+    lines = {str(line.get_label()): line for line in drawn(analysis).get_lines()}
+    for arm, label in (("k2", "k2 (baseline)"), ("kda", None)):
+        runs = data[(data["arm"] == arm) & (data["kind"] == "run")]
+        line = next(line for name, line in lines.items() if name == label or (label is None and name.startswith(arm)))
+        np.testing.assert_array_equal(line.get_ydata(), runs["loss"])
+        curve = data[(data["arm"] == arm) & (data["kind"] == "curve")]
+        np.testing.assert_array_equal(lines[f"_{arm}"].get_ydata(), curve["loss"])
+    assert loss_picture(analysis).digest == loss_picture(analysis).digest != loss_picture(analyses(steeper=0.01)).digest
+
+
+def test_a_theme_changes_paper_and_ink(analysis: Analysis) -> None:
+    light, dark = (rendered(loss_picture(analysis), "svg", theme).decode() for theme in (LIGHT, DARK))
+    assert f"fill: {LIGHT.paper}" in light
+    assert f"fill: {DARK.paper}" in dark
+    assert f"fill: {LIGHT.paper}" not in dark
+    assert all(colour in dark for colour in DARK.colours[:4])
 
 
 def test_styles_differ_in_colour_and_in_grey() -> None:

@@ -2,22 +2,23 @@
 
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from k3ablate.fits.analysis import Analysis
 from k3ablate.report.curves import write_curves
-from k3ablate.report.figures import new_figure, save_figure
+from k3ablate.report.figures import loss_picture
+from k3ablate.report.pictures import write
 from k3ablate.report.tables import Provenance, write_tables
 
-Write = Callable[[Analysis, Provenance, Path], tuple[Path, ...]]
+Write = Callable[[Analysis, Provenance, Path], Sequence[Path]]
 
 WRITERS: dict[str, Write] = {
     "tables": lambda analysis, provenance, folder: write_tables(analysis, provenance, folder / "table"),
     "curves": lambda analysis, provenance, folder: (write_curves(analysis, folder / "curves.csv"),),
-    "figure": lambda analysis, provenance, folder: save_figure(new_figure()[0], folder / "figure"),
+    "figure": lambda analysis, provenance, folder: write(loss_picture(analysis), folder),
 }
 
 
