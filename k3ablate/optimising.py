@@ -16,7 +16,7 @@ from k3ablate.jobs.folders import corpora_folder
 from k3ablate.jobs.progress import Reporter
 from k3ablate.jobs.worker import Trainer, train_run
 from k3ablate.kernels.warm_up import warm_up
-from k3ablate.plan import PlanRow, data_recipes
+from k3ablate.plan import PlanRow, trial_recipes
 from k3ablate.recipes import TUNED, experiment_path
 from k3ablate.records import RunRecord
 from k3ablate.search import Range
@@ -31,7 +31,7 @@ from k3ablate.tuning.space import widened
 from k3ablate.tuning.store import Trial
 from k3ablate.tuning.study import Asked, Study, conduct, extend, look
 from k3ablate.tuning.trials import SEPARATE, Studies, studies
-from k3ablate.verbs import prepare_tracking
+from k3ablate.verbs import check_validation, prepare_tracking
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ def tune(
     """
     experiment = load_untuned(experiment_path(name))
     require_writable(root)
-    corpora = {recipe: build(recipe, corpora_folder(root), reporter.say) for recipe in data_recipes(experiment)}
+    corpora = {recipe: build(recipe, corpora_folder(root), reporter.say) for recipe in trial_recipes(experiment)}
+    check_validation(experiment.name, corpora)
     every = studies(experiment, {recipe: corpus.digest for recipe, corpus in corpora.items()}, num_trials)
     chosen = every.chosen(arms, sizes)
     folder = root / "tuning" / experiment.name

@@ -4,15 +4,28 @@
 gives the same plan for the same experiment and corpora.
 """
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from k3ablate.config import InputError, digest
-from k3ablate.experiment import Arm, Budget, Experiment, Flops, Setting, Tokens, make_arms, point_name, setting
+from k3ablate.config import InputError, digest, parse
+from k3ablate.experiment import (
+    Arm,
+    Budget,
+    Experiment,
+    Flops,
+    Setting,
+    Tokens,
+    distinct_arms,
+    make_arms,
+    point_name,
+    setting,
+)
 from k3ablate.model.counting import Counts, count
 from k3ablate.model.decoder import ModelConfig
-from k3ablate.model.sizes import Size, matched, quantity, scaled
+from k3ablate.model.sizes import Size, at_ratio, matched, quantity, scaled
 from k3ablate.records import Label, Varied
+from k3ablate.search import RATIO
 from k3ablate.training.spec import DataRecipe, RunSpec
 from k3ablate.tuned import Taken
 
@@ -53,22 +66,33 @@ class Plan:
 
 
 def data_recipes(experiment: Experiment) -> tuple[DataRecipe, ...]:
-    """The distinct data recipes of all arms, the baseline's first."""
+    """The distinct data recipes of all arms, the baseline's first; tuned values may make others of them."""
+    tuned = experiment.tuned
+    if tuned is not None and any(is_of_data(path) for arm in tuned.tuned.values() for path in arm.tuning.space):
+        return tuple(dict.fromkeys(chosen.data for _, _, chosen, _ in _placed(experiment)))
     return tuple(dict.fromkeys(setting(experiment, arm).data for arm in make_arms(experiment)))
+
+
+def trial_recipes(experiment: Experiment) -> tuple[DataRecipe, ...]:
+    """The data recipes of all trials of all arms, which are built before them."""
+    return tuple(dict.fromkeys(one for arm in distinct_arms(experiment) for one in tried_recipes(experiment, arm)))
+
+
+def tried_recipes(experiment: Experiment, arm: Arm) -> tuple[DataRecipe, ...]:
+    """The arm's own data recipe, and what the choices of its space make of it."""
+    space = experiment.tuning.space if experiment.tuning is not None else {}
+    varied = {path: one.choices or () for path, one in space.items() if is_of_data(path)}
+    trials = [dict(zip(varied, values, strict=True)) for values in itertools.product(*varied.values())]
+    return tuple(dict.fromkeys(setting(experiment, arm, values).data for values in [{}, *trials]))
 
 
 def expand(experiment: Experiment, corpora: Callable[[DataRecipe], str | None]) -> Plan:
     """All rows. `corpora` gives the digest of a recipe's built corpus, or None where it has not been built."""
-    arms = [(arm, setting(experiment, arm)) for arm in make_arms(experiment)]
     digests = {recipe: corpora(recipe) for recipe in data_recipes(experiment)}
     rows = [
         row
-        for at_size in (_points_of(experiment, size) for size in experiment.sizes)
-        for arm, chosen in arms
-        for point in at_size
-        for row in rows_at(
-            experiment, arm, *_at_own_values(experiment, arm, chosen, point), point, digests[chosen.data]
-        )
+        for arm, point, chosen, tuned in _placed(experiment)
+        for row in rows_at(experiment, arm, chosen, tuned, point, digests[chosen.data])
     ]
     _check_distinct(rows)
     return Plan(experiment.name, tuple(rows))
@@ -82,17 +106,42 @@ def points(experiment: Experiment) -> tuple[Point, ...]:
 def rows_at(
     experiment: Experiment, arm: Arm, chosen: Setting, tuned: Taken, point: Point, corpus: str | None
 ) -> list[PlanRow]:
-    """The seeds of one arm at one place; `chosen` is the arm with its tuned values in it."""
-    model = _arm_model(experiment, chosen, point)
+    """The seeds of one arm at one place; `chosen` is the arm with its tuned values in it, but for the ratio."""
+    model = _arm_model(experiment, chosen, tuned, point)
     counts = count(model, chosen.training.context)
-    tokens = _whole_steps(_tokens(point.budget, counts, point.counts), chosen.training.tokens_per_step)
+    tokens = _whole_steps(afforded(point.budget, counts, point.counts), chosen.training.tokens_per_step)
     flops = counts.training_flops(tokens)
     mismatch = quantity(counts, experiment.match) / quantity(point.counts, experiment.match) - 1
+    if RATIO in tuned.values:  # an arm at its own size is matched in what it spends
+        mismatch = flops / point.flops - 1
     rows = []
     for seed, spec, name in _specs(experiment, arm, chosen, model, tokens, corpus):
         label = Label(experiment.name, arm.name, point.name, seed, name, arm.levels, mismatch, experiment.vary)
         rows.append(PlanRow(label, spec, counts, tokens, flops, tuned))
     return rows
+
+
+def is_of_data(path: str) -> bool:
+    """Whether other values at `path` are other corpora."""
+    return path.split(".")[0] == "data"
+
+
+def afforded(budget: Budget, counts: Counts, goal: Counts) -> int:
+    """Tokens that `budget` buys a model with `counts`, before whole steps; `goal` is the baseline at that place."""
+    if isinstance(budget, Tokens):
+        return budget.tokens
+    if isinstance(budget, Flops):
+        return max(1, round(budget.flops / (3 * counts.flops_per_token)))
+    return max(1, round(budget.ratio * goal.active_params))
+
+
+def _placed(experiment: Experiment) -> Iterator[tuple[Arm, Point, Setting, Taken]]:
+    """Every arm at every place, with what it is there."""
+    arms = [(arm, setting(experiment, arm)) for arm in make_arms(experiment)]
+    for at_size in (_points_of(experiment, size) for size in experiment.sizes):
+        for arm, chosen in arms:
+            for point in at_size:
+                yield arm, point, *_at_own_values(experiment, arm, chosen, point)
 
 
 def _points_of(experiment: Experiment, size: Size) -> list[Point]:
@@ -102,7 +151,7 @@ def _points_of(experiment: Experiment, size: Size) -> list[Point]:
     counts = count(model, baseline.training.context)
     found = []
     for budget in experiment.budgets:
-        tokens = _whole_steps(_tokens(budget, counts, counts), baseline.training.tokens_per_step)
+        tokens = _whole_steps(afforded(budget, counts, counts), baseline.training.tokens_per_step)
         name = point_name(experiment, size, budget)
         found.append(Point(name, size, budget, model, counts, counts.training_flops(tokens)))
     return found
@@ -125,9 +174,8 @@ def _specs(
     if corpus is None:
         yield from ((seed, None, UNBUILT) for seed in arm.seeds)
         return
-    first = RunSpec(
-        model=model, data=chosen.data, corpus=corpus, training=chosen.training, tokens=tokens, seed=arm.seeds[0]
-    )
+    parts = {"model": model, "data": chosen.data, "corpus": corpus, "training": chosen.training, "tokens": tokens}
+    first = parse(RunSpec, {**parts, "seed": arm.seeds[0]}, source=f"arm {arm.name}")
     tree = first.tree()
     for seed in arm.seeds:
         seeds = _seeds(experiment, seed)
@@ -146,21 +194,28 @@ def _seeds(experiment: Experiment, seed: int) -> dict[str, int | None]:
             return {"seed": held, "data_seed": None if held == seed else seed}
 
 
-def _arm_model(experiment: Experiment, chosen: Setting, point: Point) -> ModelConfig:
-    """The arm at the width where it costs what the baseline costs; the baseline's own shape is never touched."""
+def _arm_model(experiment: Experiment, chosen: Setting, tuned: Taken, point: Point) -> ModelConfig:
+    """The arm at the width where it costs what the baseline costs; the baseline's own shape is never touched.
+
+    With tuned tokens per parameter, the width at which the arm's own budget in FLOPs buys so many.
+    """
     vocabulary_size = chosen.data.vocabulary_size
+    if RATIO in tuned.values:
+        flops, ratio = _flops_of(point), float(tuned.values[RATIO])
+        return at_ratio(chosen.model, point.size, vocabulary_size, flops, ratio, chosen.training.context)
     if chosen.model == experiment.baseline.model and vocabulary_size == point.model.vocabulary_size:
         return point.model
     context = chosen.training.context
     return matched(chosen.model, point.size, vocabulary_size, point.model, experiment.match, context)
 
 
-def _tokens(budget: Budget, counts: Counts, goal: Counts) -> int:
-    if isinstance(budget, Tokens):
-        return budget.tokens
-    if isinstance(budget, Flops):
-        return max(1, round(budget.flops / (3 * counts.flops_per_token)))
-    return max(1, round(budget.ratio * goal.active_params))
+def _flops_of(point: Point) -> float:
+    if isinstance(point.budget, Flops):
+        return point.budget.flops
+    raise InputError(
+        f"size {point.name}: tuned values with {RATIO} choose a width at a number of FLOPs, and this budget is of kind "
+        f"{point.budget.kind}; write budgets of kind flops"
+    )
 
 
 def _whole_steps(tokens: int, tokens_per_step: int) -> int:

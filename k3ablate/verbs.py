@@ -32,7 +32,7 @@ from k3ablate.jobs.folders import SETTLED_STATES, State, corpora_folder, results
 from k3ablate.jobs.progress import Reporter
 from k3ablate.kernels.warm_up import warm_up
 from k3ablate.labels import Labels
-from k3ablate.plan import Plan, PlanRow, data_recipes, expand
+from k3ablate.plan import Plan, PlanRow, data_recipes, expand, trial_recipes
 from k3ablate.recipes import experiment_path, recipe_path
 from k3ablate.records import (
     FLOPS_CONVENTION,
@@ -49,6 +49,7 @@ from k3ablate.training import trunks
 from k3ablate.training.corpus import Corpus, build, known
 from k3ablate.training.data import check_budget
 from k3ablate.training.spec import DataRecipe
+from k3ablate.tuning.costs import check_costs
 
 if TYPE_CHECKING:
     from k3ablate.fits.power import DesignPower
@@ -69,6 +70,11 @@ def check(name: str, root: Path) -> Checked:
     """Read and validate everything that can be known before training; InputError says what to mend."""
     experiment = load(experiment_path(name))
     plan = plan_from_known_corpora(experiment, root)
+    with located(experiment.name):
+        check_costs(experiment)
+    check_validation(
+        experiment.name, {recipe: known(recipe, corpora_folder(root)) for recipe in trial_recipes(experiment)}
+    )
     changes = {
         arm: [Change(*difference) for difference in differences if difference.before is not difference.after]
         for arm, differences in arm_differences(experiment).items()
@@ -211,14 +217,14 @@ def _checked_plan(experiment: Experiment, corpora: Mapping[DataRecipe, Corpus | 
     with located(experiment.name):
         expanded = expand(experiment, names.__getitem__)
     by_digest = {corpus.digest: corpus for corpus in corpora.values() if corpus is not None}
-    _check_validation(experiment.name, corpora)
+    check_validation(experiment.name, corpora)
     for row in expanded.rows:
         if row.spec is not None:
             _check_row_budget(row, by_digest[row.spec.corpus])
     return expanded
 
 
-def _check_validation(name: str, corpora: Mapping[DataRecipe, Corpus | None]) -> None:
+def check_validation(name: str, corpora: Mapping[DataRecipe, Corpus | None]) -> None:
     """Data recipes are compared on one validation set; InputError for arms with several."""
     built = [corpus for corpus in corpora.values() if corpus is not None]
     for first, other in itertools.pairwise(built):

@@ -5,6 +5,7 @@ reference's ratios (specification 8), so a tiny K2 is K2's shape. `matched` turn
 what the baseline costs.
 """
 
+import math
 from bisect import bisect_left
 from typing import Annotated, Literal, Self
 
@@ -95,6 +96,44 @@ def matched(
             f"(nearest: width {best.width}, {mismatch:+.1%}); write a larger size, a smaller `multiple` or match: none"
         )
     return best
+
+
+def at_ratio(
+    reference: ModelConfig, size: Size, vocabulary_size: int, flops: float, ratio: float, context: int
+) -> ModelConfig:
+    """`reference` at `size` with the width at which `flops` of training are `ratio` tokens per active parameter.
+
+    InputError where no width does that, and where widths lie so far apart that none comes near.
+    """
+    step = max(1, size.multiple // MATCHING_STEPS)
+    low, high = (max(1, round(size.width * share / step)) for share in WIDTHS_TRIED)
+
+    def at(steps: int) -> ModelConfig:
+        return scaled(reference, size.model_copy(update={"width": steps * step}), vocabulary_size)
+
+    def afforded(model: ModelConfig) -> float:
+        counts = count(model, context)
+        return flops / (3 * counts.flops_per_token) / counts.active_params
+
+    most, least = afforded(at(low)), afforded(at(high))
+    if not least <= ratio <= most:
+        raise InputError(
+            f"size {size.name}: {ratio:g} tokens per parameter at {flops:.4g} FLOPs take a width beyond "
+            f"{low * step} to {high * step}; write {least:.3g} to {most:.3g}, or another size or budget"
+        )
+    # A wider model costs more per token and has more parameters, so the ratio falls as the width grows.
+    crossing = bisect_left(range(low, high), -ratio, key=lambda steps: -afforded(at(steps))) + low
+    best = min(
+        (steps for steps in (crossing - 1, crossing) if steps >= low),
+        key=lambda steps: abs(math.log(afforded(at(steps)) / ratio)),
+    )
+    miss = 2 / best  # half a step of width, and the ratio goes as width^-4
+    if miss > LARGEST_MISMATCH:
+        raise InputError(
+            f"size {size.name}: {ratio:g} tokens per parameter at {flops:.4g} FLOPs take width {best * step}, where "
+            f"the nearest width may miss them by {miss:.0%}; write fewer, a larger budget or a smaller `multiple`"
+        )
+    return at(best)
 
 
 def cost(model: ModelConfig, matching: Matching, context: int) -> float:

@@ -68,6 +68,8 @@ def table(rows: Sequence[tuple[str, Trial, PlanRow]]) -> pandas.DataFrame:
             "seed": row.label.seed,
             "tokens": row.tokens,
             "flops": row.flops,
+            "active_params": row.counts.active_params,
+            "tokens_per_parameter": row.tokens / row.counts.active_params,
             **trial.values,
         }
         for size, trial, row in rows

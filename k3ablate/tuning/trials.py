@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 
 from k3ablate.config import InputError, digest, parse
 from k3ablate.experiment import Arm, Experiment, distinct_arms, setting, setting_digest
-from k3ablate.plan import NOT_TUNED, PlanRow, Point, points, rows_at
+from k3ablate.plan import PlanRow, Point, points, rows_at, tried_recipes
 from k3ablate.search import Grid, Tuning
 from k3ablate.training.spec import DataRecipe
+from k3ablate.tuned import Taken
+from k3ablate.tuning.costs import check_costs
 from k3ablate.tuning.space import Values
 from k3ablate.tuning.study import Study
 
@@ -55,7 +57,8 @@ class Studies:
         """The run of one trial."""
         arm = replace(self.arm(study.arm), seeds=(self.seed,))
         chosen = setting(self.experiment, arm, values)
-        (row,) = rows_at(self.experiment, arm, chosen, NOT_TUNED, self.ladder[study.size], self.corpora[chosen.data])
+        tried = Taken(values, dict.fromkeys(values, "tried"))
+        (row,) = rows_at(self.experiment, arm, chosen, tried, self.ladder[study.size], self.corpora[chosen.data])
         label = replace(
             row.label, experiment=f"{row.label.experiment}{SEPARATE}", arm=f"{study.arm}/trial-{number}"
         )  # fmt: skip
@@ -73,6 +76,7 @@ def studies(experiment: Experiment, corpora: Mapping[DataRecipe, str], num_trial
             f"{experiment.name}: nothing to tune; write e.g. tuning: {{sizes: [{experiment.sizes[0].name}], "
             "trials: 12, space: {training.optimizer.learning_rate: {low: 1.0e-3, high: 3.0e-2}}}"
         )
+    check_costs(experiment)
     tree = experiment.tuning.tree() | ({} if num_trials is None else {"trials": num_trials})
     tuning = parse(Tuning, tree, source="tuning")
     bare = Studies(experiment, tuning, corpora, {point.name: point for point in points(experiment)}, ())
@@ -92,7 +96,7 @@ def _name(bare: Studies, arm: Arm, size: str) -> str:
         "match": bare.experiment.match,
         "budget": point.budget.tree(),
         "seed": bare.seed,
-        "corpus": bare.corpora[setting(bare.experiment, arm).data],
+        "corpus": "+".join(bare.corpora[recipe] for recipe in tried_recipes(bare.experiment, arm)),
         "sampler": tuning.sampler.tree(),
         "space": {path: one.tree() for path, one in tuning.space.items()},
         "grid": tuning.trials if isinstance(tuning.sampler, Grid) else None,
