@@ -9,16 +9,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from k3ablate.config import InputError, located, parse, read_yaml
+from k3ablate.config import InputError, located, parse
 from k3ablate.experiment import Experiment, load
 from k3ablate.jobs import dispatch
-from k3ablate.jobs.cluster import ClusterRecipe
+from k3ablate.jobs.cluster import read_cluster_recipe
 from k3ablate.jobs.dispatch import Handed, Order
+from k3ablate.jobs.folders import corpora_folder
 from k3ablate.jobs.launch import carry_out
 from k3ablate.jobs.progress import Reporter
-from k3ablate.plan import PlanRow
-from k3ablate.recipes import experiment_path, recipe_path
+from k3ablate.plan import PlanRow, data_recipes
+from k3ablate.recipes import experiment_path, recipe, recipe_names
 from k3ablate.storage import require_writable
+from k3ablate.training.corpus import known
+from k3ablate.training.spec import DataRecipe
 from k3ablate.verbs import Say, plan_from_built_corpora, plan_from_known_corpora, prepare_tracking
 
 
@@ -70,17 +73,17 @@ class Worked:
 def submit(name: str, root: Path, cluster: str, say: Say, *, is_dry_run: bool = False) -> Submitted:
     """Hand to Slurm what is open and not in its queue; a dry run shows the texts and writes nothing."""
     experiment = load(experiment_path(name))
-    recipe = _recipe(cluster)
+    asked = read_cluster_recipe(cluster)
     with located(cluster):
-        recipe.check(experiment.execution)
-    folder = (root if recipe.runs is None else Path(recipe.runs)).absolute()
-    order = Order(experiment.name, folder, recipe, experiment.execution)
+        asked.check(experiment.execution)
+    folder = asked.folder_of_runs(root)
+    order = Order(experiment.name, folder, asked, experiment.execution, source=cluster)
     if is_dry_run:
-        outcome = dispatch.preview(_known_rows(experiment, folder), order, say)
+        outcome = dispatch.preview(_known_rows(experiment, folder, f"submit {name} --cluster {cluster}"), order, say)
     else:
         require_writable(folder)
         rows = plan_from_built_corpora(experiment, folder, say).rows
-        if recipe.tracking == "live":
+        if asked.tracking == "live":
             prepare_tracking(folder, experiment, rows)
         outcome = dispatch.submit(rows, order, say)
     return Submitted(
@@ -103,15 +106,18 @@ def work(pack_path: Path, reporter: Reporter) -> Worked:
     return Worked(Counter(str(record.status) for record in carried.records.values()), carried.num_left)
 
 
-def _recipe(cluster: str) -> ClusterRecipe:
-    """By the name of a recipe, or its file."""
-    path = Path(cluster) if cluster.endswith((".yaml", ".yml")) else recipe_path("cluster", cluster)
-    return parse(ClusterRecipe, read_yaml(path), source=str(path))
-
-
-def _known_rows(experiment: Experiment, root: Path) -> Sequence[PlanRow]:
+def _known_rows(experiment: Experiment, root: Path, command: str) -> Sequence[PlanRow]:
     """The plan, where its corpora are built: before that runs have no digests."""
     rows = plan_from_known_corpora(experiment, root).rows
     if not all(row.spec for row in rows):
-        raise InputError(f"{experiment.name}: its corpus is not built yet; `k3ablate data build RECIPE` builds it")
+        raise InputError(f"{experiment.name}: its corpus is not built yet; {_building(experiment, root, command)}")
     return rows
+
+
+def _building(experiment: Experiment, root: Path, command: str) -> str:
+    """What to type for the corpora that are missing: the recipes' names, where all of them have one."""
+    missing = [recipe for recipe in data_recipes(experiment) if known(recipe, corpora_folder(root)) is None]
+    names = [name for name in recipe_names("data") if parse(DataRecipe, recipe("data", name), source=name) in missing]
+    if len(names) < len(missing):
+        return f"`k3ablate {command}` without --dry-run builds it before it submits"
+    return " and ".join(f"`k3ablate data build {name}`" for name in names) + " builds it"

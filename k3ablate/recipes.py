@@ -26,6 +26,11 @@ def recipe_path(kind: str, name: str) -> Path:
     return _find(Path("recipes") / kind, name, what=f"{kind} recipe")
 
 
+def recipe_names(kind: str) -> list[str]:
+    """The names of all recipes of a kind."""
+    return _names(Path("recipes") / kind)
+
+
 def experiment_path(name_or_path: str) -> Path:
     """The file of an experiment given by path or by bare name; InputError where there can be none."""
     path = Path(name_or_path)
@@ -66,8 +71,11 @@ def _find(folder: Path, name: str, what: str) -> Path:
 
 def _known(folder: Path) -> str:
     """The names in a folder of recipes or experiments."""
-    names = sorted({path.stem for place in _places(folder) for path in place.glob("*.yaml")})
-    return ", ".join(names) or "(none found)"
+    return ", ".join(_names(folder)) or "(none found)"
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted({path.stem for place in _places(folder) for path in place.glob("*.yaml")})
 
 
 def _first(folder: Path, name: str) -> Path | None:

@@ -7,7 +7,7 @@ import pytest
 
 from k3ablate import cli
 from k3ablate.jobs import controller
-from k3ablate.jobs.controller import Limits, QueuedTask, Refused
+from k3ablate.jobs.controller import Full, Limits, QueuedTask, Refused, Unreachable
 from k3ablate.jobs.folders import RunFolder
 from k3ablate.jobs.packs import PackedRun, read_pack_file
 
@@ -51,6 +51,9 @@ def furnish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tiny.yaml").write_text(EXPERIMENT)
     (tmp_path / "here.yaml").write_text("{minutes: 10, cpus: 2, runs_per_job: 2}")
     (tmp_path / "narrow.yaml").write_text("{minutes: 10}")
+    (tmp_path / "empty.yaml").write_text("# minutes: 10")
+    (tmp_path / "list.yaml").write_text("[minutes, 10]")
+    (tmp_path / "elsewhere.yaml").write_text("{minutes: 10, cpus: 2, partition: nowhere}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("K3ABLATE_RUNS", "runs")
 
@@ -67,6 +70,8 @@ def code_of(*arguments: str) -> int:
     [
         ("nowhere", "recipes/cluster/nowhere.yaml: no such cluster recipe; write one of h200, local"),
         ("narrow.yaml", "narrow.yaml: cpus: found 1, but by the experiment's `execution` a run takes 2"),
+        ("empty.yaml", "empty.yaml: found nothing: the file is empty; write a mapping, e.g. partition: NAME"),
+        ("list.yaml", "list.yaml: found a list; write a mapping"),
     ],
 )
 def test_a_cluster_that_does_not_fit_is_refused(
@@ -82,7 +87,8 @@ def test_a_dry_run_shows_the_text_that_is_submitted_and_writes_nothing(
 ) -> None:
     arguments = ("submit", "tiny.yaml", "--cluster", "here.yaml")
     assert code_of(*arguments, "--dry-run") == cli.WRONG_INPUT
-    assert "tiny: its corpus is not built yet" in capsys.readouterr().err
+    said = "tiny: its corpus is not built yet; `k3ablate submit tiny.yaml --cluster here.yaml` without --dry-run builds"
+    assert said in capsys.readouterr().err
     assert not (place / "runs").exists()
 
     assert code_of(*arguments, "--json") == cli.DONE
@@ -99,18 +105,63 @@ def test_a_dry_run_shows_the_text_that_is_submitted_and_writes_nothing(
     assert shown.rstrip("\n") == written.read_text().replace("/0001/", "/0002/").replace("/0001\n", "/0002\n").rstrip()
 
 
-def test_what_is_refused_is_named_and_the_work_has_failed(
-    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_corpus_that_is_not_built_is_called_by_its_recipe(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = EXPERIMENT.partition("  data: ")[2].partition("\n")[0]
+    (place / "tiny.yaml").write_text(EXPERIMENT.replace(source, "texts"))
+    (place / "recipes" / "data").mkdir(parents=True)
+    (place / "recipes" / "data" / "texts.yaml").write_text(source)
+    assert code_of("submit", "tiny.yaml", "--cluster", "here.yaml", "--dry-run") == cli.WRONG_INPUT
+    assert "not built yet; `k3ablate data build texts` builds it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("sbatch: error: invalid partition specified: nowhere", "partition: found 'nowhere', which Slurm does not"),
+        ("Invalid account or account/partition combination specified", "account: not stated, and Slurm does not take"),
+        ("Invalid qos specification", "qos: not stated"),
+        ("Invalid feature specification", "constraint: not stated"),
+        ("Invalid generic resource (gres) specification", "gpus: found 0"),
+    ],
+)
+def test_what_slurm_does_not_take_of_a_recipe_is_wrong_input_and_leaves_nothing(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, answer: str, message: str
 ) -> None:
     def refuse(*_: object, say: object) -> str:
-        raise Refused("sbatch: error: invalid partition")
+        raise Refused(answer)
+
+    monkeypatch.setattr(controller, "submit", refuse)
+    assert code_of("submit", "tiny.yaml", "--cluster", "elsewhere.yaml") == cli.WRONG_INPUT
+    assert f"elsewhere.yaml: {message}" in (said := capsys.readouterr().err)
+    assert answer in said
+    assert not [*(place / "runs" / "jobs" / "tiny").iterdir()]
+
+
+@pytest.mark.parametrize(
+    ("answer", "num_left"),
+    [
+        (Refused("sbatch: error: the administrator's plugin says no"), 0),
+        (Full("sbatch: error: AssocMaxSubmitJobLimit"), 0),
+        (Unreachable("Socket timed out"), 1),  # it may have come after all, and is known by its folder
+    ],
+)
+def test_what_is_not_taken_is_named_and_the_work_has_failed(
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Exception,
+    num_left: int,
+) -> None:
+    def refuse(*_: object, say: object) -> str:
+        raise answer
 
     monkeypatch.setattr(controller, "submit", refuse)
     assert code_of("submit", "tiny.yaml", "--cluster", "here.yaml") == cli.FAILED
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "tiny: 0 submitted, 0 queued before, 0 done"
     assert lines[1].startswith("2 not submitted (")
-    assert lines[1].endswith("): sbatch: error: invalid partition")
+    assert lines[1].endswith(f"): {answer}")
+    assert len([*(place / "runs" / "jobs" / "tiny").iterdir()]) == num_left
 
 
 def test_a_slurm_that_is_away_is_waited_for_aloud_and_the_work_has_failed(

@@ -4,11 +4,14 @@ A value ends up in a script that a shell runs, so it either matches a pattern th
 printable line that `slurm` quotes. Which runs go into a task is in `packs`, the script in `slurm`.
 """
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, PositiveFloat, model_validator
 
-from k3ablate.config import Config, InputError
+from k3ablate.config import Config, InputError, parse, read_yaml
+from k3ablate.recipes import recipe_path
 
 if TYPE_CHECKING:
     from k3ablate.training.spec import Execution
@@ -39,6 +42,18 @@ Minutes = Annotated[int, Field(strict=True, ge=1, le=525_600, description="a yea
 Count = Annotated[int, Field(strict=True, ge=1, le=65_536)]
 Gigabytes = Annotated[float, Field(strict=True, gt=0, le=1e6)]
 VariableName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+# What sbatch says of an option that this cluster does not have, and the key that it comes from.
+REFUSALS = {
+    "invalid partition": "partition",
+    "not permitted to use this partition": "partition",
+    "invalid account": "account",
+    "invalid qos": "qos",
+    "invalid feature": "constraint",
+    "invalid generic resource": "gpus",
+    "memory specification": "memory_gb",
+    "time limit is invalid": "minutes",
+}
 
 
 class Container(Config):
@@ -100,6 +115,21 @@ class ClusterRecipe(Config):
             raise ValueError(f"signal_seconds {self.signal_seconds} leaves nothing of minutes {self.minutes}")
         return self
 
+    def folder_of_runs(self, root: Path) -> Path:
+        """Where this cluster's runs lie; `root` is this machine's place for them."""
+        return (root if self.runs is None else Path(self.runs)).absolute()
+
+    def refuse(self, answer: str) -> None:
+        """InputError if Slurm's `answer` to a submission says that a key of this recipe is wrong for the cluster."""
+        for words, key in REFUSALS.items():
+            if words in answer.lower():
+                found = getattr(self, key)
+                told = "not stated, and" if found is None else f"found {found!r}, which"
+                raise InputError(
+                    f"{key}: {told} Slurm does not take ({answer}); write what this cluster has: `sinfo` shows its "
+                    "partitions and nodes, its users' guide accounts and limits"
+                )
+
     def check(self, execution: "Execution") -> None:
         """InputError if a run that is carried out like that does not fit on what a task gets."""
         num_threads = execution.num_threads * execution.num_devices
@@ -113,3 +143,13 @@ class ClusterRecipe(Config):
                     f"{key}: found {found}, but by the experiment's `execution` a run takes {needed}; "
                     f"write {key}: {needed} or more"
                 )
+
+
+def read_cluster_recipe(name: str) -> ClusterRecipe:
+    """The recipe in the file `name`, or called so; InputError where it is wrong."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else recipe_path("cluster", name)
+    tree = read_yaml(path)
+    if not isinstance(tree, Mapping):
+        found = "nothing: the file is empty" if tree is None else f"a {type(tree).__name__}"
+        raise InputError(f"{path}: found {found}; write a mapping, e.g. partition: NAME and minutes: 60, a key a line")
+    return parse(ClusterRecipe, tree, source=str(path))

@@ -51,6 +51,10 @@ class Refused(Exception):  # noqa: N818
     """The controller said no, in its words."""
 
 
+class Full(Refused):
+    """No room for it now, by somebody's limit: the same may be taken when other jobs have ended."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """Of the whole cluster."""
@@ -119,8 +123,8 @@ def facts(task: str) -> TaskFacts | None:
 def submit(script: Path, comment: str, array: str | None = None, say: Say = silent) -> str:
     """Hand in `script`, whose comment is `comment`; the job's id. `array` replaces the script's indices.
 
-    Refused with Slurm's words; Unreachable. A submission that seemed to fail is looked for in the queue before it is
-    tried again; `say` is told once that it is.
+    Refused with Slurm's words, Full where a limit says so; Unreachable. A submission that seemed to fail is looked for
+    in the queue before it is tried again; `say` is told once that it is.
     """
     known = {task.job for task in queue(say=say) if task.comment == comment}
     indices = [] if array is None else [f"--array={array}"]
@@ -135,7 +139,7 @@ def submit(script: Path, comment: str, array: str | None = None, say: Say = sile
         except Refused as refused:
             if not _says(str(refused), FULL):
                 raise
-            last = refused
+            last = Full(str(refused))
         if is_another_left:
             say(_waiting(last))
             say = silent

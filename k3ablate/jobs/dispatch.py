@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from k3ablate.config import located
 from k3ablate.jobs import controller
 from k3ablate.jobs.cluster import ClusterRecipe
-from k3ablate.jobs.controller import Refused, Say, Unreachable
+from k3ablate.jobs.controller import Full, Refused, Say, Unreachable
 from k3ablate.jobs.folders import SETTLED_STATES, RunFolder, State, prepare, states
 from k3ablate.jobs.local import task_of
 from k3ablate.jobs.packs import Pack, PackedRun, PackFile, by_minutes, by_number
@@ -33,6 +34,7 @@ class Order:
     recipe: ClusterRecipe
     execution: Execution
     command: Sequence[str] = ()  # () is this package's own
+    source: str = "cluster recipe"  # what the recipe is called, in messages
 
     def command_on(self, pack_path: Path) -> list[str]:
         """What a task runs."""
@@ -63,10 +65,14 @@ class Outcome:
     failed: list[str] = field(default_factory=list)
     not_submitted: list[str] = field(default_factory=list)
     reason: str = ""  # why
+    is_refused: bool = False  # for good: asking again changes nothing, unless a person does something
 
 
 def submit(rows: Sequence[PlanRow], order: Order, say: Say) -> Outcome:
-    """Freeze what is open and hand it to Slurm; InputError where there is none. `say` is told of every wait."""
+    """Freeze what is open and hand it to Slurm; `say` is told of every wait.
+
+    InputError where there is no Slurm, or where it does not take what the recipe says.
+    """
     by_digest, outcome = {row.label.digest: row for row in rows}, Outcome()
     with locked(order.root, say):
         for chunk in _chunks(by_digest, order, outcome, say):
@@ -92,6 +98,7 @@ class _Chunk:
     submission: Submission
     pack_file: PackFile
     script: str
+    order: Order
 
     def handed(self, job: str | None) -> Handed:
         packs = self.pack_file.packs
@@ -152,7 +159,7 @@ def _chunk(packs: Sequence[Pack], order: Order, submission: Submission) -> _Chun
     )
     name = f"k3ablate-{order.experiment}"
     text = script(recipe, submission.folder, name, order.command_on(submission.pack_path), len(packs))
-    return _Chunk(submission, pack_file, text)
+    return _Chunk(submission, pack_file, text, order)
 
 
 def _hand_in(chunk: _Chunk, rows: Mapping[str, PlanRow], outcome: Outcome, say: Say) -> None:
@@ -165,7 +172,12 @@ def _hand_in(chunk: _Chunk, rows: Mapping[str, PlanRow], outcome: Outcome, say: 
     try:
         job = controller.submit(submission.script, submission.comment, say=say)
     except (Refused, Unreachable) as answer:
+        if isinstance(answer, Refused):
+            submission.remove()
+            with located(chunk.order.source):
+                chunk.order.recipe.refuse(str(answer))
         outcome.reason = str(answer)
+        outcome.is_refused = isinstance(answer, Refused) and not isinstance(answer, Full)
         outcome.not_submitted += _names(chunk.pack_file.packs)
         return
     submission.note_job(job, f"0-{len(chunk.pack_file.packs) - 1}")

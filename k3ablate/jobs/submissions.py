@@ -10,6 +10,7 @@ in and noting its id submits nothing twice. What a task has reached is in the ru
 import fcntl
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,6 +65,10 @@ class Submission:
         (self.folder / JOBS_FOLDER).mkdir()
         pack_file.write(self.pack_path)
         write_atomic(self.script, script)
+
+    def remove(self) -> None:
+        """Slurm has refused it, so that nothing knows of it."""
+        shutil.rmtree(self.folder)
 
     def note_job(self, job: str, array: str) -> None:
         """Slurm knows the tasks `array` (indices as sbatch takes them) as `job`."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from k3ablate.config import InputError
 from k3ablate.jobs import controller
 from k3ablate.jobs.dispatch import Outcome
 from k3ablate.jobs.folders import State, prepare
@@ -99,9 +100,10 @@ def test_two_that_submit_at_once_submit_once(place: Any) -> None:
 
 
 def test_what_slurm_refuses_is_named_and_nothing_is_left_behind(place: Any) -> None:
-    outcome = place.submit(2, "finish", partition="nowhere")
-    assert (outcome.handed, outcome.not_submitted) == ([], ["k2 s seed 1", "k2 s seed 0"])
-    assert "invalid partition" in outcome.reason
+    for key, value in (("partition", "nowhere"), ("constraint", "golden"), ("gpus", 2), ("memory_gb", 999_999.0)):
+        with pytest.raises(InputError, match=rf"^cluster recipe: {key}: found .* which Slurm does not take \(sbatch"):
+            place.submit(2, "finish", **{key: value})
+    assert not [*place.root.glob("jobs/*/*")]
     assert num_tasks(place.submit(2, "finish", partition="closed")) == [2]
 
 
