@@ -89,7 +89,7 @@ class Lookout:
 
     root: Path
     ends: dict[TaskName, str] = field(default_factory=dict)  # that accounting told: they stay as they are
-    note: str = ""  # why the last look shows no queue
+    note: str = ""  # why the last look shows no queue, or not all tasks
     _seen: Tasks | None = None
     _queue: _Patience = field(default_factory=_Patience)
     _accounting: _Patience = field(default_factory=_Patience)
@@ -124,8 +124,9 @@ class Lookout:
             self.note = f"Slurm does not answer ({answer}); what is shown is in the folders of the runs alone"
             return
         self._queue.answered()
-        self.note = ""
-        self._seen = tasks_of_runs(made, queue)
+        damage: list[str] = []
+        self._seen = tasks_of_runs(made, queue, damage)
+        self.note = "; ".join([*damage, "the tasks of these are not in it"] if damage else [])
 
 
 @dataclass(frozen=True)
@@ -137,8 +138,8 @@ class Whereabouts:
     tasks: Tasks
 
 
-def tasks_of_runs(made: Iterable[Submission], queue: Iterable[QueuedTask]) -> Tasks:
-    """The tasks of every run in these submissions."""
+def tasks_of_runs(made: Iterable[Submission], queue: Iterable[QueuedTask], damage: list[str] | None = None) -> Tasks:
+    """Those of every run in these submissions. A damaged one is an InputError, or goes to `damage` and is left out."""
     by_job: dict[str, dict[int, str]] = {}
     by_comment: dict[str, set[str]] = {}
     for queued in queue:
@@ -149,7 +150,13 @@ def tasks_of_runs(made: Iterable[Submission], queue: Iterable[QueuedTask]) -> Ta
     for submission in made:
         jobs = submission.jobs() | by_comment.get(submission.comment, set())
         seen = {(job, index): state for job in jobs for index, state in by_job.get(job, {}).items()}
-        closed, packs = submission.closed(), submission.packs()
+        try:
+            closed, packs = submission.closed(), submission.packs()
+        except InputError as error:
+            if damage is None:
+                raise
+            damage.append(str(error))
+            continue
         for job, index in seen.keys() | submission.noted_tasks():
             if index < len(packs):
                 key = job, index

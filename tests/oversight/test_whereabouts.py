@@ -10,7 +10,8 @@ from k3ablate.jobs import controller, whereabouts
 from k3ablate.jobs.attempts import Cause
 from k3ablate.jobs.controller import Unreachable, queue, read_indices, written_indices
 from k3ablate.jobs.folders import State
-from k3ablate.jobs.whereabouts import AtSlurm, Lookout
+from k3ablate.jobs.submissions import submissions
+from k3ablate.jobs.whereabouts import AtSlurm, Lookout, tasks_of_runs
 from k3ablate.records import Status
 
 LEASE_OF_ANOTHER_MACHINE = "{}"
@@ -204,8 +205,13 @@ def test_names_for_people_are_those_of_the_states() -> None:
     assert {str(state) for state in State}.isdisjoint(str(state) for state in AtSlurm)
 
 
-def test_a_damaged_pack_file_is_named(grid: Any, slurm: Any) -> None:
+def test_a_damaged_pack_file_is_named_and_hides_no_other(grid: Any, slurm: Any) -> None:
     path: Path = grid.submitted("7", [0]).pack_path
+    grid.submitted("8", [1], number=2)
+    slurm.answer("squeue", "7_0|PENDING|", "8_0|PENDING|")
     path.write_text(path.read_text()[:50])
-    with pytest.raises(InputError, match=r"packs\.json: damaged"):
-        Lookout(grid.root).tasks()
+    lookout = Lookout(grid.root)
+    assert states(grid, lookout)[:2] == ["waiting", "queued"]
+    assert lookout.note.count(f"{path}: damaged") == 1
+    with pytest.raises(InputError, match=r"packs\.json: damaged"):  # what cancels or submits must know every task
+        tasks_of_runs(submissions(grid.root), [])
