@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -55,6 +56,7 @@ MLFLOW_STATUS = {
     Status.FAILED: "FAILED",
 }
 RESEND = "delete that run in the store and send it again by `k3ablate sync`"
+FOLDER_SCHEMES = ("", "file")
 RUNNING, INTERRUPTED = "RUNNING", "KILLED"  # MLflow's words for a run without a record
 
 
@@ -89,7 +91,10 @@ class StoredRun:
 
 @dataclass(frozen=True)
 class Store:
-    """One MLflow store. Whatever is wrong with it comes as the exception that MLflow makes of it."""
+    """One MLflow store. Whatever is wrong with it comes as the exception that MLflow makes of it.
+
+    Only an address for which MLflow has no kind of store is an InputError, at the first use.
+    """
 
     uri: str
 
@@ -281,10 +286,24 @@ def shown(text: str) -> str:
 
 
 def _client(uri: str) -> "MlflowClient":
+    """InputError where MLflow has no kind of store for such an address."""
     load_mlflow()
     from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking.registry import UnsupportedModelRegistryStoreURIException
 
-    return MlflowClient(uri)
+    try:
+        return MlflowClient(uri)
+    except UnsupportedModelRegistryStoreURIException:
+        kind = f"no store of kind {uri.partition(':')[0]!r}"
+    except MlflowException:
+        if urlsplit(uri).scheme not in FOLDER_SCHEMES:
+            raise
+        kind = "no store in a plain folder any more"
+    raise InputError(
+        f"{shown(uri)}: MLflow has {kind}; write an address such as sqlite:////folder/mlflow.db, "
+        "postgresql://user@host/database or http://host:5000"
+    )
 
 
 def _stored(run: "Run") -> StoredRun:

@@ -32,7 +32,7 @@ def sync(name: str, root: Path, uri: str | None, say: Callable[[str], None]) -> 
     """Send the store at `uri`, or the usual one, what it lacks of the runs of an experiment, and how they are called.
 
     A run that cannot be sent is told in the answer and does not keep back the others; a store that does not answer ends
-    it. InputError where the experiment is wrong, or its corpus is not built, so that no run of it can be known.
+    it. InputError where the experiment or the address is wrong, or no corpus is built, so that no run can be known.
     """
     experiment = load(experiment_path(name))
     labels = [row.label for row in plan_from_known_corpora(experiment, root).rows]
@@ -60,6 +60,8 @@ class _Syncing:
         try:
             self.store.keep_plan(root, experiment, labels)
             known = self.store.runs()
+        except InputError:  # the address
+            raise
         except Exception as error:  # noqa: BLE001 - whatever a store raises, it cannot be used
             return first_line(error)
         next_line = time.monotonic() + SAY_SECONDS

@@ -171,9 +171,23 @@ def test_one_damaged_run_does_not_keep_back_the_others(root: Path, rows: list[Pl
         assert problem.reason in answer.text()
 
 
-@pytest.mark.parametrize("uri", ["http://user:secret@127.0.0.1:9", "nonsense://x"])
-def test_a_store_that_does_not_answer_ends_it(root: Path, rows: list[PlanRow], uri: str) -> None:
+@pytest.mark.parametrize("uri", ["nonsense", "nonsense://user:secret@x", "file:///nonsense"])
+def test_an_address_of_no_kind_of_store_is_refused_with_what_to_write(
+    root: Path, rows: list[PlanRow], uri: str
+) -> None:
     settle(root, rows[0])
+    for ask in (
+        lambda: syncing.sync(NAME, root, uri, lambda line: None),
+        lambda: publishing.collect_from_store(NAME, root, uri),
+    ):
+        with pytest.raises(InputError, match=r"MLflow has no store .*; write an address such as sqlite:///") as refused:
+            ask()
+        assert "secret" not in str(refused.value)
+
+
+def test_a_store_that_does_not_answer_ends_it(root: Path, rows: list[PlanRow]) -> None:
+    settle(root, rows[0])
+    uri = "http://user:secret@127.0.0.1:9"
     answer = syncing.sync(NAME, root, uri, lambda line: None)
     assert not answer.is_complete
     assert "the same command sends what is left" in answer.text()
