@@ -1,10 +1,12 @@
 """How does one sublayer read by attention over everything written before it? The reads of Attention Residuals.
 
 Specification 4.4 (Attention Residuals, arXiv 2603.15031, and the K3 report, section 2.2): every source is scored by a
-learned query against its own RMS-normalised value, and the softmax over sources weighs the raw values. `read_plain` is
-the definition, in torch, stacking the sources. `start` opens one forward pass, whose reads belong together because the
-gradient of a source has a part from each of its readers: on a CPU in float32 a numba form goes over each token once,
-forwards and backwards, and never stacks. When a new source starts is decided in `model/residual.py`.
+learned query against its own RMS-normalised value, and the softmax over sources weighs the raw values. The norm in
+front of the sublayer belongs to the read here, because it costs little while the mix lies in the cache. `read_plain`
+and `rms_norm` are the definition, in torch, stacking the sources. `start` opens one forward pass, whose reads belong
+together because the gradient of a source has a part from each of its readers: on a CPU in float32 a numba form goes
+over each token once, forwards and backwards, and never stacks. When a new source starts is decided in
+`model/residual.py`.
 
 Shapes: B batch, T positions, D model width, S sources, R readers, N tokens (B x T).
 """
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 
 from k3ablate.kernels import dispatch
+from k3ablate.kernels.rms_norm import rms_norm
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,9 @@ class Readers:
 
     queries: Sequence[Tensor]  # D
     key_weights: Sequence[Tensor]  # D
-    epsilon: float
+    norm_weights: Sequence[Tensor]  # D, of the norm of what is read
+    key_epsilon: float
+    norm_epsilon: float
 
 
 @dataclass(frozen=True)
@@ -48,10 +53,15 @@ class Sources:
         """After the output was added to the current source."""
         return Sources(self.readers, self.finished, self.current + output_BTD)
 
+    def read(self, reader: int) -> Tensor:
+        """What `reader` gets, BTD: its mix, normalised. Reader i reads after i writes; any other is slow."""
+        mixed_BTD, weight_D = self.mixed(reader), self.readers.norm_weights[reader]
+        return rms_norm(mixed_BTD.to(_precise(self.every)), weight_D, self.readers.norm_epsilon).to(mixed_BTD.dtype)
+
     def mixed(self, reader: int) -> Tensor:
-        """What `reader` gets from every source, BTD. Reader i reads after i writes; any other is slow."""
+        """What is normalised for `reader`: every source as it weighs them, BTD. Slow: `read` does not need it."""
         query_D, key_weight_D = self.readers.queries[reader], self.readers.key_weights[reader]
-        return read_plain(query_D, key_weight_D, self.every, self.readers.epsilon)
+        return read_plain(query_D, key_weight_D, self.every, self.readers.key_epsilon)
 
 
 Start = Callable[[Readers, Tensor], Sources]

@@ -70,8 +70,8 @@ def _linear_attention() -> None:
 
 
 def _residual() -> None:
-    readers = attnres.Readers([_zeros(WIDTH)] * 2, [_zeros(WIDTH)] * 2, 1e-5)
-    torch.autograd.backward(attnres.start(readers, _zeros(1, 2, WIDTH)).started(_zeros(1, 2, WIDTH)).mixed(1).sum())
+    readers = attnres.Readers([_zeros(WIDTH)] * 2, [_zeros(WIDTH)] * 2, [_zeros(WIDTH)] * 2, 1e-5, 1e-5)
+    torch.autograd.backward(attnres.start(readers, _zeros(1, 2, WIDTH)).started(_zeros(1, 2, WIDTH)).read(1).sum())
 
 
 def _routing() -> None:

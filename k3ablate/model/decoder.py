@@ -104,7 +104,7 @@ class DecoderOutput(NamedTuple):
 
 
 class Layer(nn.Module):
-    """One pre-norm decoder layer: a mixer and a feed-forward with a norm in front of each."""
+    """One pre-norm decoder layer: a mixer and a feed-forward with a norm in front of each, which the stream applies."""
 
     def __init__(self, config: ModelConfig, mixer: MixerUnion, feed_forward: FeedForwardUnion) -> None:
         super().__init__()
@@ -116,10 +116,8 @@ class Layer(nn.Module):
 
     def forward(self, stream: ResidualStream, state: Any, index: int) -> tuple[Any, Tensor]:
         """The stream's state after layer `index`, and the feed-forward's auxiliary loss."""
-        x_BTD = stream.read(state, 2 * index)
-        state = stream.write(state, 2 * index, self.mixer(self.mixer_norm(x_BTD)))
-        x_BTD = stream.read(state, 2 * index + 1)
-        y_BTD, auxiliary_loss = self.feed_forward(self.feed_forward_norm(x_BTD))
+        state = stream.write(state, 2 * index, self.mixer(stream.read(state, 2 * index)))
+        y_BTD, auxiliary_loss = self.feed_forward(stream.read(state, 2 * index + 1))
         return stream.write(state, 2 * index + 1, y_BTD), auxiliary_loss
 
 
@@ -137,12 +135,17 @@ class Decoder(nn.Module):
     def forward(self, tokens_BT: Tensor) -> DecoderOutput:
         """Logits of the next token at every position of tokens_BT (int64)."""
         embedding_BTD = self.embedding(tokens_BT)
-        state = self.residual.start(embedding_BTD)
+        state = self.residual.start(embedding_BTD, self.norms())
         auxiliary_loss = embedding_BTD.new_zeros((), dtype=torch.float32)
         for index, layer in enumerate(self.layers):
             state, added_loss = layer(self.residual, state, index)
             auxiliary_loss = auxiliary_loss + added_loss
-        return DecoderOutput(self.head(self.norm(self.residual.finish(state))), auxiliary_loss)
+        return DecoderOutput(self.head(self.residual.finish(state)), auxiliary_loss)
+
+    def norms(self) -> list[RMSNorm]:
+        """Those of all that read the residual stream, in their order: two of each layer, then the head's."""
+        layers = [layer for layer in self.layers if isinstance(layer, Layer)]
+        return [*(norm for layer in layers for norm in (layer.mixer_norm, layer.feed_forward_norm)), self.norm]
 
     def balancers(self) -> list[Balancer]:
         """The balancers of all routed layers, first to last."""

@@ -18,7 +18,8 @@ from k3ablate.model import ranks
 from k3ablate.model.decoder import Decoder
 from k3ablate.model.feedforward import GLU
 from k3ablate.model.moe import Experts, Router, Routing
-from k3ablate.model.residual import Read
+from k3ablate.model.residual import AttnResRead
+from k3ablate.model.slots import Read
 
 PLACES = ("stream", "experts", "hidden", "glu_hidden")
 
@@ -33,10 +34,10 @@ def mean_read_weights(decoder: Decoder, tokens_BT: Tensor) -> list[Tensor]:
     weights: list[Tensor] = []
 
     def note(read: nn.Module, arguments: tuple[Any, ...]) -> None:
-        assert isinstance(read, Read)
+        assert isinstance(read, AttnResRead)
         weights.append(read.weights(*arguments).mean((0, 1)))
 
-    reads = (module for module in decoder.modules() if isinstance(module, Read))
+    reads = (module for module in decoder.modules() if isinstance(module, AttnResRead))
     handles = [read.register_forward_pre_hook(note) for read in reads]
     was_training = decoder.training
     try:
@@ -77,11 +78,11 @@ class Magnitudes:
 
     def __init__(self, decoder: Decoder) -> None:
         self._meters: dict[str, list[_Meter]] = {place: [] for place in PLACES}
-        norms = [*(layer.get_submodule("mixer_norm") for layer in decoder.layers), decoder.norm]
+        reads = decoder.residual.reads[::2]  # of mixers and the head
         experts = [module for module in decoder.modules() if isinstance(module, Experts)]
         glus = [module for module in decoder.modules() if isinstance(module, GLU)]
         self._handles = [
-            *(norm.register_forward_pre_hook(self._meter("stream").see_input) for norm in norms),
+            *(read.register_forward_pre_hook(self._meter("stream").see_mixed) for read in reads),
             *(module.register_forward_hook(self._meter("experts").see_output) for module in experts),
             *(module.register_forward_pre_hook(self._meter("hidden").see_hidden) for module in experts),
             *(glu.down.register_forward_pre_hook(self._meter("glu_hidden").see_input) for glu in glus),
@@ -130,6 +131,11 @@ class _Meter:
 
     def see_input(self, module: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         self._see(arguments[0])
+
+    @torch.no_grad()
+    def see_mixed(self, module: nn.Module, arguments: tuple[Any]) -> None:
+        assert isinstance(module, Read)
+        self._see(module.mixed(*arguments))
 
     def see_output(self, module: nn.Module, arguments: tuple[Any, ...], output: Tensor) -> None:
         self._see(output)

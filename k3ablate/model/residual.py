@@ -4,12 +4,13 @@
 output; `BlockAttnRes` reads the sums of finished blocks and the running sum of the current one. Both follow
 specification 4.4 (Attention Residuals, arXiv 2603.15031; K3 report, section 2.2) as the released model runs it: a
 read before every mixer, before every feed-forward and at the output. The arithmetic of one read is
-`kernels/attnres.py`. Norms in front of sublayers belong to the decoder.
+`kernels/attnres.py`. Norms in front of sublayers belong to the decoder, which hands them to a stream at its start.
 """
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, Self
 
 import torch
@@ -18,7 +19,8 @@ from torch import Generator, Tensor, nn
 
 from k3ablate.kernels import attnres
 from k3ablate.kernels.attnres import Sources
-from k3ablate.model.slots import Initialised, ResidualConfig, ResidualStream
+from k3ablate.model.norms import RMSNorm
+from k3ablate.model.slots import Initialised, Read, ResidualConfig, ResidualStream
 
 
 class Plain(ResidualConfig):
@@ -40,7 +42,7 @@ class Plain(ResidualConfig):
 
     def build(self, width: int, num_layers: int) -> "PlainStream":
         """The stream, without parameters."""
-        return PlainStream()
+        return PlainStream(num_layers)
 
 
 class AttnResConfig(ResidualConfig):
@@ -106,27 +108,47 @@ class BlockAttnRes(AttnResConfig):
         return self.replaced("num_blocks", math.ceil(num_layers / self.layers_per_block(num_layers)))
 
 
+@dataclass(frozen=True)
+class Sum:
+    """The state of a plain stream."""
+
+    norms: Sequence[RMSNorm]
+    value_BTD: Tensor
+
+
+class SumRead(Read):
+    """The sum, behind one consumer's norm."""
+
+    def __init__(self, reader: int) -> None:
+        super().__init__()
+        self.reader = reader
+
+    def forward(self, state: Sum) -> Tensor:
+        """The sum, normalised, BTD."""
+        normalised_BTD: Tensor = state.norms[self.reader](state.value_BTD)
+        return normalised_BTD
+
+    def mixed(self, state: Sum) -> Tensor:
+        """The sum, BTD."""
+        return state.value_BTD
+
+
 class PlainStream(ResidualStream):
     """The state is the sum so far, in the dtype of the embedding."""
 
-    def start(self, embedding_BTD: Tensor) -> Tensor:
+    def __init__(self, num_layers: int) -> None:
+        super().__init__([SumRead(reader) for reader in range(2 * num_layers + 1)])
+
+    def start(self, embedding_BTD: Tensor, norms: Sequence[RMSNorm]) -> Sum:
         """The embedding."""
-        return embedding_BTD
+        return Sum(norms, embedding_BTD)
 
-    def read(self, state: Tensor, site: int) -> Tensor:
-        """The sum."""
-        return state
-
-    def write(self, state: Tensor, site: int, output_BTD: Tensor) -> Tensor:
+    def write(self, state: Sum, site: int, output_BTD: Tensor) -> Sum:
         """The sum and the output."""
-        return state + output_BTD.to(state.dtype)
-
-    def finish(self, state: Tensor) -> Tensor:
-        """The sum."""
-        return state
+        return Sum(state.norms, state.value_BTD + output_BTD.to(state.value_BTD.dtype))
 
 
-class Read(Initialised):
+class AttnResRead(Read, Initialised):
     """One consumer's pseudo-query and key norm."""
 
     def __init__(self, reader: int, width: int, epsilon: float) -> None:
@@ -141,45 +163,45 @@ class Read(Initialised):
         nn.init.zeros_(self.query_D)
         nn.init.ones_(self.key_weight_D)
 
-    def forward(self, sources: Sources) -> Tensor:
-        """The sources mixed, BTD."""
-        return sources.mixed(self.reader)
+    def forward(self, state: Sources) -> Tensor:
+        """The sources mixed and normalised, BTD."""
+        return state.read(self.reader)
 
-    def weights(self, sources: Sources) -> Tensor:
+    def mixed(self, state: Sources) -> Tensor:
+        """The sources mixed, BTD."""
+        return state.mixed(self.reader)
+
+    def weights(self, state: Sources) -> Tensor:
         """What `forward` weighs each source with, BTS."""
-        return attnres.read_weights(self.query_D, self.key_weight_D, sources.every, self.epsilon)
+        return attnres.read_weights(self.query_D, self.key_weight_D, state.every, self.epsilon)
 
 
 class AttnResStream(ResidualStream):
     """Reads by attention over depth; full and block differ in when a new source starts.
 
-    The first read sees the embedding alone and returns it, whatever its query: the released checkpoint holds that
+    The first read sees the embedding alone and mixes nothing, whatever its query: the released checkpoint holds that
     pair too, so it exists here, with a gradient of zero.
     """
 
     def __init__(self, config: AttnResConfig, width: int, num_layers: int) -> None:
-        super().__init__()
+        super().__init__([AttnResRead(reader, width, config.norm_epsilon) for reader in range(2 * num_layers + 1)])
         self.config = config
         self.starts = [config.block_starts(site, num_layers) for site in range(2 * num_layers)]
-        self.reads = nn.ModuleList(Read(reader, width, config.norm_epsilon) for reader in range(2 * num_layers + 1))
 
-    def start(self, embedding_BTD: Tensor) -> Sources:
+    def start(self, embedding_BTD: Tensor, norms: Sequence[RMSNorm]) -> Sources:
         """The embedding is the first source."""
-        reads = [read for read in self.reads if isinstance(read, Read)]
-        queries, key_weights = [read.query_D for read in reads], [read.key_weight_D for read in reads]
-        return attnres.start(attnres.Readers(queries, key_weights, self.config.norm_epsilon), embedding_BTD)
-
-    def read(self, state: Sources, site: int) -> Tensor:
-        """The read of `site`: finished blocks and the current sum."""
-        mixed_BTD: Tensor = self.reads[site](state)
-        return mixed_BTD
+        assert len({norm.epsilon for norm in norms}) == 1, "the norms in front of sublayers share an epsilon"
+        reads = [read for read in self.reads if isinstance(read, AttnResRead)]
+        readers = attnres.Readers(
+            queries=[read.query_D for read in reads],
+            key_weights=[read.key_weight_D for read in reads],
+            norm_weights=[norm.weight for norm in norms],
+            key_epsilon=self.config.norm_epsilon,
+            norm_epsilon=norms[-1].epsilon,
+        )
+        return attnres.start(readers, embedding_BTD)
 
     def write(self, state: Sources, site: int, output_BTD: Tensor) -> Sources:
         """Add to the current block, or finish it and start another with this output."""
         output_BTD = output_BTD.to(state.current.dtype)
         return state.started(output_BTD) if self.starts[site] else state.added(output_BTD)
-
-    def finish(self, state: Sources) -> Tensor:
-        """The output's own read."""
-        mixed_BTD: Tensor = self.reads[-1](state)
-        return mixed_BTD

@@ -10,13 +10,16 @@ A active experts of a token, N tokens (B x T), L latent width, F hidden width of
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from torch import Generator, Tensor, nn
 
 from k3ablate.config import Config
+
+if TYPE_CHECKING:
+    from k3ablate.model.norms import RMSNorm
 
 
 @dataclass(frozen=True)
@@ -169,27 +172,47 @@ class ResidualConfig(Config):
         """The torch module, uninitialised."""
 
 
+class Read(nn.Module):
+    """What one sublayer, or the head, gets of a stream; a module of its own so that hooks see the state it is given."""
+
+    @abstractmethod
+    def forward(self, state: Any) -> Tensor:
+        """Normalised, BTD."""
+
+    @abstractmethod
+    def mixed(self, state: Any) -> Tensor:
+        """What `forward` normalises, BTD, for those who look on: it may have to be computed again."""
+
+
 class ResidualStream(nn.Module):
     """The slot behind four verbs. Site 2l is the mixer of layer l, site 2l + 1 its feed-forward.
 
-    State is passed along, never kept on the module, so one stream serves any number of forward passes.
+    State is passed along, never kept on the module, so one stream serves any number of forward passes. Whatever reads
+    a stream has a norm in front of it. The norms belong to the readers and are applied here, since that may be
+    cheapest where the input is made.
     """
 
-    @abstractmethod
-    def start(self, embedding_BTD: Tensor) -> Any:
-        """The state before the first layer."""
+    def __init__(self, reads: Sequence[Read]) -> None:
+        super().__init__()
+        self.reads = nn.ModuleList(reads)  # of every site, then of the head
 
     @abstractmethod
+    def start(self, embedding_BTD: Tensor, norms: "Sequence[RMSNorm]") -> Any:
+        """The state before the first layer; one norm for each of `reads`."""
+
     def read(self, state: Any, site: int) -> Tensor:
-        """Input x_BTD of the sublayer at `site`, not normalised."""
+        """Normalised input x_BTD of the sublayer at `site`."""
+        x_BTD: Tensor = self.reads[site](state)
+        return x_BTD
 
     @abstractmethod
     def write(self, state: Any, site: int, output_BTD: Tensor) -> Any:
         """The state after the sublayer at `site` handed back its output."""
 
-    @abstractmethod
     def finish(self, state: Any) -> Tensor:
-        """What the final norm and the head read, x_BTD."""
+        """Normalised input x_BTD of the head."""
+        x_BTD: Tensor = self.reads[-1](state)
+        return x_BTD
 
 
 class Initialised(nn.Module):

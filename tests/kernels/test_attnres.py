@@ -7,13 +7,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 from torch import Generator, Tensor
+from torch.nn import functional
 
 from k3ablate.kernels import attnres
 from k3ablate.kernels.attnres_autograd import start_numba
-from k3ablate.kernels.attnres_numba import parts_of
+from k3ablate.kernels.attnres_rows import parts_of
 from k3ablate.kernels.vector import LANES
 
-EPSILON = 1e-5
+EPSILON, NORM_EPSILON = 1e-5, 1e-2
 # batch, positions, width, sources: one of everything, odd numbers, more sources than a block form has
 SHAPES = [(1, 1, 1, 1), (2, 3, 5, 1), (1, 7, 33, 4), (3, 5, 16, 25)]
 
@@ -63,17 +64,31 @@ def test_a_zero_query_reads_the_average_and_weights_sum_to_one() -> None:
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3))
 
 
-def test_half_precision_sources_are_scored_in_float32() -> None:
+def test_what_is_read_is_the_mix_normalised() -> None:
+    query, key_weight, *sources = (tensor.detach() for tensor in _inputs(2, 3, 8, 3, torch.float64))
+    norm_weight = torch.randn(8, generator=Generator().manual_seed(3), dtype=torch.float64)
+    readers = attnres.Readers([query] * 3, [key_weight] * 3, [norm_weight] * 3, EPSILON, NORM_EPSILON)
+    state = attnres.start(readers, sources[0]).started(sources[1]).started(sources[2])
+    mixed = _written_out(query, key_weight, sources)
+    torch.testing.assert_close(state.mixed(2), mixed)
+    scale = (mixed.square().mean(-1, keepdim=True) + NORM_EPSILON).rsqrt()
+    torch.testing.assert_close(state.read(2), scale * mixed * norm_weight)
+
+
+def test_half_precision_sources_are_scored_and_normalised_in_float32() -> None:
     query, key_weight, *sources = (tensor.detach() for tensor in _inputs(2, 3, 64, 4))
     halves = [source.bfloat16() for source in sources]
-    written = attnres.start(attnres.Readers([query] * 4, [key_weight] * 4, EPSILON), halves[0])
+    readers = attnres.Readers([query] * 4, [key_weight] * 4, [key_weight] * 4, EPSILON, NORM_EPSILON)
+    written = attnres.start(readers, halves[0])
     with torch.autocast("cpu", dtype=torch.bfloat16):
         for half in halves[1:]:
             written = written.started(half)
-        mixed = written.mixed(3)
+        mixed, normalised = written.mixed(3), written.read(3)
     precise = attnres.read_plain(query, key_weight, [half.float() for half in halves], EPSILON)
-    assert mixed.dtype is torch.bfloat16
+    assert mixed.dtype is normalised.dtype is torch.bfloat16
     torch.testing.assert_close(mixed, precise.bfloat16())
+    expected = functional.rms_norm(mixed.float(), (64,), key_weight, NORM_EPSILON)
+    assert torch.equal(normalised, expected.bfloat16())
 
 
 class Passes:
@@ -95,6 +110,7 @@ class Passes:
         num_readers = len(pattern) + 1
         self.queries = [self.random(width, scale=width**-0.5) for _ in range(num_readers)]
         self.key_weights = [self.random(width) for _ in range(num_readers)]
+        self.norm_weights = [self.random(width) for _ in range(num_readers)]
         self.outputs = [self.random(*tokens, width) for _ in range(num_readers)]
         self.given = [self.random(*tokens, width).detach() for _ in range(num_readers)]
 
@@ -105,25 +121,25 @@ class Passes:
 
     def states(self) -> list[attnres.Sources]:
         """Before the first write and after each."""
-        readers = attnres.Readers(self.queries, self.key_weights, EPSILON)
+        readers = attnres.Readers(self.queries, self.key_weights, self.norm_weights, EPSILON, NORM_EPSILON)
         states = [self.start(readers, self.outputs[0])]
         for kind, output in zip(self.pattern, self.outputs[1:], strict=True):
             states.append(states[-1].started(output) if kind == "s" else states[-1].added(output))
         return states
 
-    def mixed(self) -> list[Tensor]:
+    def read(self) -> list[Tensor]:
         """What each reader gets."""
-        return [state.mixed(reader) for reader, state in enumerate(self.states())]
+        return [state.read(reader) for reader, state in enumerate(self.states())]
 
     def loss(self, *readers: int) -> Tensor:
         """Has the gradients `given` at what these readers get, or all."""
-        mixed = self.mixed()
-        return sum((mixed[reader] * self.given[reader]).sum() for reader in readers or range(len(mixed)))
+        read = self.read()
+        return sum((read[reader] * self.given[reader]).sum() for reader in readers or range(len(read)))
 
     @property
     def leaves(self) -> list[Tensor]:
         """Everything with a gradient."""
-        return [*self.outputs, *self.queries, *self.key_weights]
+        return [*self.outputs, *self.queries, *self.key_weights, *self.norm_weights]
 
     def gradients(self, loss: Tensor, **options: bool) -> list[Tensor]:
         """With respect to all leaves; zeros where nothing arrives."""
@@ -154,24 +170,25 @@ def test_numba_equals_the_definition_in_values_and_gradients(pattern: str, token
     """To 1e-5 or, where products cancel, as in a width of 1, about as well as the definition in float32."""
     ours, plain = both(pattern, tokens, width)
     rounded = Passes(attnres.start_plain, pattern, tokens, width)
-    results = [[*passes.mixed(), *passes.gradients(passes.loss())] for passes in (ours, rounded, plain)]
+    results = [[*passes.read(), *passes.gradients(passes.loss())] for passes in (ours, rounded, plain)]
     for number, (one, other, exact) in enumerate(zip(*results, strict=True)):
         assert (one - exact).norm() <= max(1e-5 * exact.norm(), 10 * (other - exact).norm()), number
 
 
-def test_the_first_read_is_the_embedding() -> None:
+def test_the_first_read_is_the_embedding_normalised() -> None:
     passes = Passes(start_numba, "ss", (2, 19), 17)
-    assert torch.equal(passes.mixed()[0], passes.outputs[0])
-    of_embedding, *others = torch.autograd.grad(
-        passes.loss(0), [passes.outputs[0], passes.queries[0], passes.key_weights[0]]
-    )
-    assert torch.equal(of_embedding, passes.given[0])
-    assert not any(gradient.any() for gradient in others)
+    embedding, norm_weight = passes.outputs[0], passes.norm_weights[0]
+    plain = functional.rms_norm(embedding, (17,), norm_weight, NORM_EPSILON)
+    torch.testing.assert_close(passes.read()[0], plain)
+    loss, learned = passes.loss(0), [passes.queries[0], passes.key_weights[0]]
+    ours = torch.autograd.grad(loss, [embedding, norm_weight], retain_graph=True)
+    torch.testing.assert_close(ours, torch.autograd.grad(plain, [embedding, norm_weight], passes.given[0]))
+    assert not any(gradient.any() for gradient in torch.autograd.grad(loss, learned))
 
 
 def test_no_tokens_are_no_trouble() -> None:
     passes = Passes(start_numba, "sa", (0, 5), 17)
-    assert passes.mixed()[2].shape == (0, 5, 17)
+    assert passes.read()[2].shape == (0, 5, 17)
     assert not any(gradient.any() for gradient in passes.gradients(passes.loss()))
 
 
@@ -191,10 +208,11 @@ def test_a_value_that_is_not_a_number_stays_one(start: attnres.Start, pattern: s
     passes = Passes(start, pattern, (1, 2), 4)
     with torch.no_grad():
         passes.outputs[1][0, 1, 2] = torch.nan
-    mixed = passes.mixed()[1]
-    assert mixed[0, 0].isfinite().all()
-    assert mixed[0, 1].isnan().all() if pattern == "s" else mixed[0, 1].isnan().any()
-    assert all(gradient.isnan().any() for gradient in passes.gradients(mixed.sum())[:2])
+    read = passes.read()[1]
+    assert read[0, 0].isfinite().all()
+    assert read[0, 1].isnan().all()
+    gradients = passes.gradients(read.sum())
+    assert all(gradient.isnan().any() for gradient in (*gradients[:2], gradients[-1]))
 
 
 @pytest.mark.parametrize("readers", [(0,), (4,), (0, 4), (3, 10)])
@@ -215,7 +233,7 @@ def test_a_graph_may_be_used_again_also_after_a_pass_for_some_gradients_only(pat
     assert_same([leaf.grad for leaf in ours.leaves], [2 * gradient for gradient in expected])
 
 
-@pytest.mark.parametrize("wanted", [(0,), (3,), (10, 12), (11,), (25,)])
+@pytest.mark.parametrize("wanted", [(0,), (3,), (10, 12), (11,), (25,), (33,), (36, 40)])
 def test_only_some_gradients(wanted: tuple[int, ...]) -> None:
     results = [
         list(torch.autograd.grad(passes.loss(), [passes.leaves[index] for index in wanted])) for passes in both(BLOCKS)
@@ -223,9 +241,9 @@ def test_only_some_gradients(wanted: tuple[int, ...]) -> None:
     assert_same(*results)
 
 
-@pytest.mark.parametrize("frozen", [slice(0, 1), slice(4, 6), slice(0, 11), slice(11, None)])
+@pytest.mark.parametrize("frozen", [slice(0, 1), slice(4, 6), slice(0, 11), slice(11, 33), slice(33, None)])
 def test_what_needs_no_gradient_gets_none(frozen: slice) -> None:
-    """The embedding, two outputs, all outputs, all queries and key weights."""
+    """The embedding, two outputs, all outputs, all queries and key weights, all norm weights."""
     results = []
     for passes in both(BLOCKS):
         for leaf in passes.leaves[frozen]:
@@ -237,11 +255,11 @@ def test_what_needs_no_gradient_gets_none(frozen: slice) -> None:
 
 def test_without_gradients_values_are_the_same_and_nothing_is_recorded() -> None:
     passes = Passes(start_numba, BLOCKS, (2, 19), 17)
-    recorded = passes.mixed()
+    recorded = passes.read()
     with torch.no_grad():
-        for plain, mixed in zip(recorded, passes.mixed(), strict=True):
-            assert torch.equal(plain, mixed)
-            assert not mixed.requires_grad
+        for plain, read in zip(recorded, passes.read(), strict=True):
+            assert torch.equal(plain, read)
+            assert not read.requires_grad
 
 
 def test_values_may_be_used_outside_reads() -> None:
@@ -249,7 +267,7 @@ def test_values_may_be_used_outside_reads() -> None:
     for passes in both(BLOCKS):
         states = passes.states()
         used = states[5].current.square().sum() + (states[-1].finished[1] * states[-1].every[0]).sum()
-        loss = used + states[-1].mixed(len(BLOCKS)).sum()
+        loss = used + states[-1].read(len(BLOCKS)).sum()
         results.append(passes.gradients(loss))
     assert_same(*results)
 
@@ -258,9 +276,9 @@ def test_a_state_may_be_read_twice_and_by_another_reader() -> None:
     results = []
     for passes in both(BLOCKS):
         state = passes.states()[6]
-        mixed = [state.mixed(reader) for reader in (6, 6, 2, 9)]
-        loss = sum((number + 1) * x.square().sum() for number, x in enumerate(mixed))
-        results.append([*mixed, *passes.gradients(loss)])
+        read = [state.read(reader) for reader in (6, 6, 2, 9)]
+        loss = sum((number + 1) * x.square().sum() for number, x in enumerate([*read, state.mixed(6)]))
+        results.append([*read, *passes.gradients(loss)])
     assert_same(*results)
 
 
@@ -273,14 +291,14 @@ def test_two_continuations_of_one_state() -> None:
             state.added(2 * passes.outputs[3]),
             state.added(passes.outputs[1]),
         ]
-        loss = sum((branch.mixed(3) * branch.started(passes.outputs[0]).mixed(4 - 1)).sum() for branch in branches)
+        loss = sum((branch.read(3) * branch.started(passes.outputs[0]).read(4 - 1)).sum() for branch in branches)
         results.append(passes.gradients(loss))
     assert_same(*results)
 
 
 def test_the_same_bits_every_time() -> None:
     passes = Passes(start_numba, BLOCKS, (3, 50), 40)
-    first, second = ([*passes.mixed(), *passes.gradients(passes.loss())] for _ in range(2))
+    first, second = ([*passes.read(), *passes.gradients(passes.loss())] for _ in range(2))
     assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
 
 
@@ -288,7 +306,7 @@ def test_the_same_bits_every_time() -> None:
 def test_many_tokens_make_parts_and_lose_no_precision(tokens: tuple[int, ...], width: int) -> None:
     assert parts_of(tokens[0] * tokens[1], width)[0] > 1
     ours, plain = both("sas", tokens, width)
-    assert_same([*ours.mixed(), *ours.gradients(ours.loss())], [*plain.mixed(), *plain.gradients(plain.loss())])
+    assert_same([*ours.read(), *ours.gradients(ours.loss())], [*plain.read(), *plain.gradients(plain.loss())])
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 16, 17, 1023, 1024, 5000, 2**20])
@@ -307,7 +325,7 @@ def test_the_same_bits_with_any_number_of_threads() -> None:
     try:
         for num_threads in (1, 2, 3):
             torch.set_num_threads(num_threads)
-            results.append([*passes.mixed(), *passes.gradients(passes.loss())])
+            results.append([*passes.read(), *passes.gradients(passes.loss())])
     finally:
         torch.set_num_threads(1)
     for other in results[1:]:
@@ -326,10 +344,14 @@ def _no_collector() -> Iterator[None]:
 def test_gradients_do_not_outlive_a_backward_nor_values_their_graph() -> None:
     passes = Passes(start_numba, BLOCKS, (2, 3), 8)
     states, kept = passes.states(), []
-    states[4].mixed_BTD.register_hook(lambda gradient: kept.append(weakref.ref(gradient)))
-    loss = sum(state.mixed(reader).square().sum() for reader, state in enumerate(states))
+    ledger = states[0].step.ledger
+    states[4].read(4).register_hook(lambda gradient: kept.append(weakref.ref(gradient)))
+    states[2].read(2).register_hook(lambda _: kept.append(weakref.ref(ledger.entries[-1].gradient_BTD)))
+    loss = sum(state.read(reader).square().sum() for reader, state in enumerate(states))
     loss.backward()
-    assert kept[0]() is None
-    values = [weakref.ref(value) for state in states for value in (state.current, state.mixed(0))]
+    assert [gradient() for gradient in kept] == [None, None]
+    values = [
+        weakref.ref(value) for reader, state in enumerate(states) for value in (state.current, state.read(reader))
+    ]
     del states, loss
     assert not any(value() is not None for value in values)

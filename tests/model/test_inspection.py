@@ -7,11 +7,14 @@ from torch import Generator, Tensor, nn
 from k3ablate.config import parse
 from k3ablate.kernels import attnres
 from k3ablate.kernels.attnres import Sources
+from k3ablate.kernels.rms_norm import rms_norm_plain
 from k3ablate.model.decoder import Decoder, ModelConfig, initialise
 from k3ablate.model.feedforward import GLU, SwiGLU
 from k3ablate.model.inspection import PLACES, Magnitudes, counted_pairs, mean_read_weights, routed_hidden
 from k3ablate.model.moe import Experts, Router, Routing
-from k3ablate.model.residual import Read
+from k3ablate.model.norms import RMSNorm
+from k3ablate.model.residual import AttnResRead, Sum
+from k3ablate.model.slots import Read
 from k3ablate.recipes import recipe
 
 VOCABULARY, DEPTH = 31, 5
@@ -33,7 +36,7 @@ def decoder(residual: dict[str, object]) -> Decoder:
     built = Decoder(parse(ModelConfig, tree, source="test"))
     initialise(built, Generator().manual_seed(0), 0.3)
     for module in built.modules():
-        if isinstance(module, Read):
+        if isinstance(module, AttnResRead):
             nn.init.normal_(module.query_D, std=0.5, generator=Generator().manual_seed(1))
     return built
 
@@ -61,13 +64,14 @@ def test_every_read_gives_the_mean_weight_of_each_source(residual: dict[str, obj
 
 
 def test_the_weights_are_those_that_the_reads_mix_with() -> None:
-    """What each read gave out is its sources, weighed so."""
+    """What each read gave out is its sources, weighed so, behind the norm of the reader."""
     built, seen = decoder({"kind": "full_attnres"}).eval(), []
 
-    def note(read: Read, arguments: tuple[Sources], output_BTD: Tensor) -> None:
+    def note(read: AttnResRead, arguments: tuple[Sources], output_BTD: Tensor) -> None:
         weights_BTS = attnres.read_weights(read.query_D, read.key_weight_D, arguments[0].every, read.epsilon)
         mixed_BTD = (weights_BTS.unsqueeze(-2) * torch.stack(arguments[0].every, -1)).sum(-1)
-        torch.testing.assert_close(output_BTD, mixed_BTD)
+        norm = built.norms()[read.reader]
+        torch.testing.assert_close(output_BTD, rms_norm_plain(mixed_BTD, norm.weight, norm.epsilon))
         seen.append(weights_BTS.mean((0, 1)).detach())
 
     weights = mean_read_weights(built, tokens())
@@ -96,7 +100,8 @@ def test_k3_at_full_size_reads_187_times_and_nine_sources_at_the_end() -> None:
     k3 = parse(ModelConfig, recipe("model", "kimi-k3"), source="kimi-k3")
     with torch.device("meta"):
         stream = k3.residual.build(k3.width, k3.num_layers)
-        state = stream.start(torch.empty(1, 1, k3.width))
+        norms = [RMSNorm(k3.width, k3.norm_epsilon) for _ in stream.reads]
+        state = stream.start(torch.empty(1, 1, k3.width), norms)
         num_sources = []
         for read in stream.reads:
             read.register_forward_pre_hook(lambda _, arguments: num_sources.append(len(arguments[0].every)))
@@ -147,8 +152,8 @@ def test_magnitudes_are_those_of_what_went_through(residual: dict[str, object]) 
             module.register_forward_pre_hook(lambda module, inputs: keep("hidden", module, by_pair(module, *inputs)))
         elif isinstance(module, GLU):
             module.down.register_forward_pre_hook(lambda module, inputs: keep("glu_hidden", module, inputs[0]))
-    for norm in (*(layer.mixer_norm for layer in built.layers), built.norm):
-        norm.register_forward_pre_hook(lambda module, inputs: keep("stream", module, inputs[0]))
+    for read in built.residual.reads[::2]:
+        read.register_forward_pre_hook(lambda module, inputs: keep("stream", module, before_norm(module, *inputs)))
     magnitudes = Magnitudes(built)
     for batch in (tokens(), tokens()[:1]):
         built(batch)
@@ -162,6 +167,13 @@ def test_magnitudes_are_those_of_what_went_through(residual: dict[str, object]) 
             values = torch.cat(parts).double()
             assert taken[f"{place}_rms"][index] == pytest.approx(values.square().mean().sqrt().item(), rel=1e-5)
             assert taken[f"{place}_max"][index] == pytest.approx(values.abs().max().item(), rel=1e-5)
+
+
+def before_norm(read: Read, state: Sum | Sources) -> Tensor:
+    """The mix by definition, or the sum."""
+    if isinstance(state, Sum):
+        return state.value_BTD
+    return attnres.read_plain(read.query_D, read.key_weight_D, state.every, read.epsilon)
 
 
 def by_pair(experts: Experts, x_BTL: Tensor, decision: Routing) -> Tensor:

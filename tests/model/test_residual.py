@@ -12,22 +12,28 @@ from torch.utils.checkpoint import checkpoint
 from k3ablate.config import parse
 from k3ablate.kernels import attnres, dispatch
 from k3ablate.model.decoder import Decoder, ModelConfig, initialise
+from k3ablate.model.norms import RMSNorm
 from k3ablate.model.residual import AttnResStream, BlockAttnRes, FullAttnRes, Plain
 from k3ablate.model.slots import ResidualStream
 
-WIDTH = 16
+WIDTH, EPSILON = 16, 1e-12
 Sublayer = Callable[[Tensor], Tensor]
 Read = Callable[[int, list[Tensor]], Tensor]
 
 
-def _normalised(x_BTD: Tensor) -> Tensor:
-    return functional.rms_norm(x_BTD, (WIDTH,), eps=1e-12)
+def _norms(num_layers: int) -> list[RMSNorm]:
+    """One for every reader, with weights that are not ones."""
+    norms = [RMSNorm(WIDTH, EPSILON).double() for _ in range(2 * num_layers + 1)]
+    generator = torch.Generator().manual_seed(6)
+    for norm in norms:
+        torch.nn.init.normal_(norm.weight, mean=1.0, generator=generator)
+    return norms
 
 
 def _sublayers(num_layers: int) -> list[Sublayer]:
     generator = torch.Generator().manual_seed(0)
     matrices = [torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.float64) for _ in range(2 * num_layers)]
-    return [lambda x, matrix=matrix: torch.tanh(_normalised(x) @ matrix) for matrix in matrices]
+    return [lambda x, matrix=matrix: torch.tanh(x @ matrix) for matrix in matrices]
 
 
 def _embedding() -> Tensor:
@@ -50,7 +56,7 @@ def _with_random_queries(config: FullAttnRes | BlockAttnRes, num_layers: int) ->
 
 
 def _run(stream: ResidualStream, sublayers: list[Sublayer]) -> Tensor:
-    state = stream.start(_embedding())
+    state = stream.start(_embedding(), _norms(len(sublayers) // 2))
     for site, sublayer in enumerate(sublayers):
         state = stream.write(state, site, sublayer(stream.read(state, site)))
     return stream.finish(state)
@@ -58,7 +64,13 @@ def _run(stream: ResidualStream, sublayers: list[Sublayer]) -> Tensor:
 
 def _plain_reads(stream: AttnResStream) -> Read:
     parameters = [(read.query_D, read.key_weight_D) for read in stream.reads]
-    return lambda site, sources: attnres.read_plain(*parameters[site], sources, stream.config.norm_epsilon)
+    weights = [norm.weight for norm in _norms(len(parameters) // 2)]
+
+    def read(site: int, sources: list[Tensor]) -> Tensor:
+        mixed = attnres.read_plain(*parameters[site], sources, stream.config.norm_epsilon)
+        return functional.rms_norm(mixed, (WIDTH,), weights[site], EPSILON)
+
+    return read
 
 
 def _equation_10(read: Read, sublayers: list[Sublayer], per_block: int) -> Tensor:
@@ -78,7 +90,7 @@ def _released_loop(read: Read, sublayers: list[Sublayer], layers_per_block: int)
     bank: list[Tensor] = []
     partial: Tensor | None = _embedding()
     for layer in range(len(sublayers) // 2):
-        x = read(2 * layer, [*bank, partial]) if bank else partial
+        x = read(2 * layer, [*bank, partial])
         if layer % layers_per_block == 0:
             bank.append(partial)
             partial = None
@@ -93,9 +105,7 @@ def _released_loop(read: Read, sublayers: list[Sublayer], layers_per_block: int)
 def test_at_initialisation_the_network_is_the_plain_one(config: FullAttnRes | BlockAttnRes) -> None:
     sublayers = _sublayers(5)
     plain = _run(Plain().build(WIDTH, 5), sublayers)
-    torch.testing.assert_close(
-        _normalised(_run(_initialised(config, 5), sublayers)), _normalised(plain), rtol=1e-10, atol=1e-10
-    )
+    torch.testing.assert_close(_run(_initialised(config, 5), sublayers), plain, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize(("num_blocks", "layers_per_block"), [(8, 1), (3, 2), (2, 3), (1, 12)])
@@ -113,13 +123,14 @@ def test_full_form_is_equation_10_with_one_sublayer_a_block() -> None:
     torch.testing.assert_close(_run(stream, sublayers), _equation_10(_plain_reads(stream), sublayers, 1))
 
 
-def test_plain_stream_is_the_sum() -> None:
-    stream = Plain().build(WIDTH, 2)
-    state = stream.start(_embedding())
+def test_plain_stream_is_the_sum_normalised() -> None:
+    stream, norms = Plain().build(WIDTH, 2), _norms(2)
+    state = stream.start(_embedding(), norms)
     for site in range(4):
-        torch.testing.assert_close(stream.read(state, site), _embedding() + site)
-        state = stream.write(state, site, torch.ones_like(state))
-    torch.testing.assert_close(stream.finish(state), _embedding() + 4)
+        torch.testing.assert_close(stream.reads[site].mixed(state), _embedding() + site)
+        torch.testing.assert_close(stream.read(state, site), norms[site](_embedding() + site))
+        state = stream.write(state, site, torch.ones(2, 3, WIDTH))
+    torch.testing.assert_close(stream.finish(state), norms[4](_embedding() + 4))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -130,14 +141,16 @@ def test_writing_leaves_the_earlier_state_as_it_was(
     stream = config.build(WIDTH, 3)
     for parameter in stream.parameters():
         torch.nn.init.ones_(parameter)
-    state = stream.write(stream.start(_embedding().to(dtype)), 0, torch.ones(2, 3, WIDTH))
-    before = stream.read(state, 1).clone()
+    norms = [norm.to(dtype) for norm in _norms(3)]
+    state = stream.write(stream.start(_embedding().to(dtype), norms), 0, torch.ones(2, 3, WIDTH))
+    before = stream.read(state, 1).clone(), stream.reads[1].mixed(state).clone()
     for site in range(1, 4):
         stream.write(state, site, torch.ones(2, 3, WIDTH))
-    assert torch.equal(stream.read(state, 1), before)
+    assert torch.equal(stream.read(state, 1), before[0])
+    assert torch.equal(stream.reads[1].mixed(state), before[1])
 
 
-def test_every_query_and_norm_gets_a_gradient_also_the_trivial_one() -> None:
+def test_every_query_and_key_norm_gets_a_gradient_also_the_trivial_one() -> None:
     stream = _with_random_queries(BlockAttnRes(num_blocks=2), 3)
     _run(stream, _sublayers(3)).square().sum().backward()
     largest = [float(parameter.grad.abs().max()) for parameter in stream.parameters()]
@@ -178,6 +191,8 @@ def _decoder(residual: FullAttnRes | BlockAttnRes) -> Decoder:
     initialise(decoder, torch.Generator().manual_seed(3), 0.1)
     for read in decoder.residual.reads:
         torch.nn.init.normal_(read.query_D, generator=torch.Generator().manual_seed(4))
+    for number, norm in enumerate(decoder.norms()):
+        torch.nn.init.uniform_(norm.weight, 0.7, 1.3, generator=torch.Generator().manual_seed(number))
     return decoder
 
 
@@ -196,13 +211,14 @@ def _gradients(decoder: Decoder) -> dict[str, Tensor]:
 def test_gradients_of_a_decoder_are_those_of_the_definition(
     config: FullAttnRes | BlockAttnRes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """To a few times what either is from float64: through five layers, rounding grows to 1.4e-4."""
     decoder, gradients = _decoder(config), []
     for kernels in ("attnres=numba", "attnres=torch"):
         monkeypatch.setenv(dispatch.VARIABLE, kernels)
         gradients.append(_gradients(decoder))
         assert dispatch.used()["attnres"] == kernels.removeprefix("attnres=")
     for name, plain in gradients[1].items():
-        assert (gradients[0][name] - plain).norm() <= 3e-5 * plain.norm() + 1e-9, name
+        assert (gradients[0][name] - plain).norm() <= 3e-4 * plain.norm() + 1e-9, name
 
 
 @pytest.mark.parametrize("kernels", ["attnres=numba", "attnres=torch"])
