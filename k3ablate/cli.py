@@ -135,6 +135,9 @@ Trials = Annotated[
 Extend = Annotated[
     bool, Parameter(name="--extend", negative="", help="First widen each range whose optimum lies at an edge.")
 ]
+TrialCluster = Annotated[
+    str | None, Parameter(name="--cluster", help="Train the trials through Slurm, by this cluster recipe (`submit`).")
+]
 TunedFolder = Annotated[
     Path | None, Parameter(name="--output", help="Folder of the recipes; default: recipes/tuned/EXPERIMENT.")
 ]
@@ -186,19 +189,26 @@ def tune(
     extend: Extend = False,
     output: TunedFolder = None,
     workers: Workers = None,
+    cluster: TrialCluster = None,
     json: Json = False,
 ) -> int:
     """Bring each arm to its own optimum: the same space and number of trials for all; goes on where it was interrupted.
 
     EXPERIMENT says what is varied (`tuning:`), and another one, or itself, takes the result by `tuned: EXPERIMENT`.
-    Several processes may tune one experiment in one folder of runs.
+    Several processes may tune one experiment in one folder of runs. With --cluster the trials go through Slurm's queue,
+    and this process only waits: it may be stopped and started again while they go on.
     """
     from k3ablate import optimising
+    from k3ablate.config import InputError
     from k3ablate.jobs.progress import reporter
+
+    if cluster is not None and workers is not None:
+        raise InputError("tune: --workers are this machine's, on a cluster its recipe says `max_running`; write one")
 
     answer = optimising.tune(
         experiment, _root(), _workers(workers), reporter(sys.stderr), arms=arm or (), sizes=size or (),
         num_trials=None if trials is None else _at_least_one(trials, "--trials"), is_extended=extend, output=output,
+        cluster=cluster,
     )  # fmt: skip
     _show(answer, json)
     return _code_of_problems(answer.problems)

@@ -1,16 +1,17 @@
 """How does each arm come to its own optimum? The verb `tune`: trials as ordinary runs, recipes of what is best.
 
 Idempotent like `run`: a second call finds every trial ended and writes the same files. What a study is and how it goes
-on after a kill is in `tuning.study`; an experiment takes the values by `tuned:` (`tuned`).
+on after a kill is in `tuning.study`; an experiment takes the values by `tuned:` (`tuned`). Trials are trained here, or
+on a cluster (`trial_jobs`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from k3ablate.answers import Problem, table
 from k3ablate.config import located
-from k3ablate.experiment import load_untuned, setting_digest
+from k3ablate.experiment import Experiment, load_untuned, setting_digest
 from k3ablate.jobs import local
 from k3ablate.jobs.folders import corpora_folder
 from k3ablate.jobs.progress import Reporter
@@ -24,6 +25,7 @@ from k3ablate.storage import require_writable
 from k3ablate.training.corpus import Corpus, build
 from k3ablate.training.data import check_budget
 from k3ablate.training.spec import DataRecipe
+from k3ablate.trial_jobs import OnCluster
 from k3ablate.tuned import Law, TunedArm, TunedSize
 from k3ablate.tuning import findings
 from k3ablate.tuning.laws import laws
@@ -86,14 +88,22 @@ def tune(
     num_trials: int | None = None,
     is_extended: bool = False,
     output: Path | None = None,
+    cluster: str | None = None,
     trainer: Trainer = train_run,
 ) -> TunedAnswer:
     """Bring the studies of some arms and sizes, or of all, to their trials, and write what all of them tell.
 
     With `is_extended`, ranges whose optimum lies at an edge are widened by one step first, for every arm of that size.
+    With `cluster`, a recipe, trials go through Slurm's queue instead of this machine's workers.
     KeyboardInterrupt leaves a state that the next call goes on from.
     """
     experiment = load_untuned(experiment_path(name))
+    train = (
+        _Here(experiment, root, num_workers, reporter, trainer)
+        if cluster is None
+        else OnCluster.of(name, experiment, root, cluster, reporter)
+    )
+    root = train.root
     require_writable(root)
     corpora = {recipe: build(recipe, corpora_folder(root), reporter.say) for recipe in trial_recipes(experiment)}
     check_validation(experiment.name, corpora)
@@ -104,8 +114,7 @@ def tune(
     if is_extended:
         extended, further = _extend(folder, every, chosen)
         chosen = [study for study in every.all if study in chosen or study in further]
-    run = _Runner(every, corpora, root, num_workers, reporter, trainer)
-    unfinished = conduct(folder, chosen, run).unfinished
+    unfinished = conduct(folder, chosen, _Runner(every, corpora, train)).unfinished
     trials, spaces = look(folder, every.all)
     found = _tuned_arms(every, trials, spaces)
     by_arm = {arm: laws(tuned.sizes) for arm, tuned in found.items()}
@@ -125,15 +134,11 @@ def tune(
 
 @dataclass
 class _Runner:
-    """Runs of trials on this machine, as `run` does them."""
+    """Trials as rows of a plan, for whatever trains these."""
 
     studies: Studies
     corpora: Mapping[DataRecipe, Corpus]
-    root: Path
-    num_workers: int
-    reporter: Reporter
-    trainer: Trainer
-    is_prepared: bool = False
+    train: Callable[[Sequence[PlanRow]], Mapping[str, RunRecord]]  # a record for every row, by digest
 
     def __call__(self, asked: Sequence[Asked]) -> list[RunRecord]:
         rows = [self.studies.row(one.study, one.number, one.values) for one in asked]
@@ -141,16 +146,29 @@ class _Runner:
             assert row.spec is not None, "corpora are built"
             with located(f"arm {one.study.arm}, size {one.study.size}"):
                 check_budget(self.corpora[row.spec.data], row.spec.training, row.tokens)
-        experiment = self.studies.experiment
+        records = self.train(rows)
+        return [records[row.label.digest] for row in rows]
+
+
+@dataclass
+class _Here:
+    """Trains trials on this machine, as `run` does."""
+
+    experiment: Experiment
+    root: Path
+    num_workers: int
+    reporter: Reporter
+    trainer: Trainer
+    is_prepared: bool = False
+
+    def __call__(self, rows: Sequence[PlanRow]) -> Mapping[str, RunRecord]:
         if not self.is_prepared:
             warm_up()
-            apart = experiment.model_copy(update={"name": f"{experiment.name}{SEPARATE}"})
+            apart = self.experiment.model_copy(update={"name": f"{self.experiment.name}{SEPARATE}"})
             prepare_tracking(self.root, apart, rows)
             self.is_prepared = True
-        records = local.run_grid(
-            rows, self.root, experiment.execution, self.num_workers, self.reporter, self.trainer
-        )  # fmt: skip
-        return [records[row.label.digest] for row in rows]
+        execution = self.experiment.execution
+        return local.run_grid(rows, self.root, execution, self.num_workers, self.reporter, self.trainer)
 
 
 def _extend(folder: Path, every: Studies, chosen: Iterable[Study]) -> tuple[list[str], list[Study]]:
