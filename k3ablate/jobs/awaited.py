@@ -58,7 +58,7 @@ class _Grid:
     records: dict[str, RunRecord] = field(default_factory=dict)
     ended_before: set[TaskName] | None = None  # tasks, when this began; None until Slurm has answered
     running: Sequence[str] = ()  # names, at the last look
-    said: str = ""  # why something is not submitted
+    said: str = ""  # last, of what may hold for long
     pace: Pace = field(default_factory=Pace)
 
     @property
@@ -105,6 +105,9 @@ class _Grid:
     def _look(self) -> None:
         """Ask Slurm once where everything is, and hand in what nobody has."""
         where = whereabouts(self.order.root, self.open, self.lookout)
+        if self.lookout.note and self.ended_before is not None:  # it has answered before, so what is queued goes on
+            self._say_once(self.lookout.note)
+            return
         self.running = [self._name(digest) for digest in self.open if where.states[digest] is State.RUNNING]
         last = {digest: tasks[-1] for digest in self.open if (tasks := where.tasks.get(digest))}
         idle = {
@@ -169,9 +172,13 @@ class _Grid:
             for row in rows:
                 if row.label.name in outcome.not_submitted:
                     self._give_up(row.label.digest, f"Slurm refuses it: {outcome.reason}")
-        elif outcome.reason not in ("", self.said):
-            self.reporter.say(f"{len(outcome.not_submitted)} runs wait here: {outcome.reason}")
-        self.said = outcome.reason
+        else:
+            self._say_once(f"{len(outcome.not_submitted)} runs wait here: {outcome.reason}" if outcome.reason else "")
+
+    def _say_once(self, message: str) -> None:
+        if message not in ("", self.said):
+            self.reporter.say(message)
+        self.said = message
 
     def _give_up(self, digest: str, reason: str) -> None:
         """For this call: its folder stays open."""

@@ -1,5 +1,6 @@
 """Tuning through a real Slurm: the trials of a local study, whoever waits for them and whatever becomes of a task."""
 
+import io
 import json
 import os
 import signal
@@ -7,10 +8,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pandas
 import pytest
+
+from k3ablate.jobs import awaited
+from k3ablate.jobs.attempts import Cause
+from k3ablate.jobs.progress import reporter
 
 pytestmark = pytest.mark.slurm
 
@@ -124,3 +130,39 @@ def test_a_killed_conductor_goes_on_with_the_study_that_a_local_tune_makes(here:
     assert [path.name for path in recipes] == ["+decay.yaml", "k2.yaml", "laws.yaml"]
     for path in recipes:
         assert path.read_text() == (here / "tuned" / "here" / path.name).read_text()
+
+
+def test_a_task_that_dies_is_submitted_again_by_whoever_waits(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(awaited, "FIRST_LOOK", 0.5)
+    monkeypatch.setattr(awaited, "LONGEST_LOOK", 0.5)
+
+    def kill_its_launcher() -> None:
+        place.wait(lambda: place.folders(1)[0].saved_steps() == 1)
+        worker = int((place.folders(1)[0].path / "attempts.txt").read_text())
+        launcher = int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
+        os.kill(launcher, signal.SIGKILL)
+
+    death = Thread(target=kill_its_launcher)
+    death.start()
+    said = io.StringIO()
+    (record,) = awaited.run_grid(place.rows(1), place.order("endless_once"), reporter(said)).values()
+    death.join()
+    assert record == place.folders(1)[0].record()
+    assert str(record.status) == "finished"
+    assert place.num_attempts(1) == [2]
+    (attempt,) = place.attempts(0)
+    assert (attempt.cause, attempt.num_steps) == (Cause.WORKER_DIED, 1)
+    assert f"task {attempt.job} ended without a record (FAILED), its log: " in said.getvalue()
+    assert said.getvalue().count(": 1 tasks, 1 runs, in ") == 2
+
+
+def test_ctrl_c_leaves_the_queue_and_says_what_goes_on_and_what_ends_it(here: Path, cluster: Any) -> None:
+    (here / "here.yaml").write_text("{partition: closed, minutes: 20, signal_seconds: 30}")
+    waiting = tune(here, "queue", "--cluster", "here.yaml")
+    wait(lambda: len(cluster.queue()) == 6 or waiting.poll() is not None)
+    waiting.send_signal(signal.SIGINT)
+    _, said = waiting.communicate(timeout=PATIENCE_SECONDS)
+    assert waiting.returncode == 3, said
+    assert "trials that are queued or running go on" in said
+    assert "`k3ablate tune tiny.yaml --cluster here.yaml` goes on with the study" in said
+    assert len(cluster.queue()) == 6
