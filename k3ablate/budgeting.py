@@ -10,17 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from k3ablate.answers import number, table
-from k3ablate.config import InputError
-from k3ablate.experiment import Experiment, Flops, load
+from k3ablate.budgets import Flops, flops_per_ratio
+from k3ablate.config import InputError, write_yaml
+from k3ablate.experiment import Experiment, distinct_arms, load, setting_digest
 from k3ablate.jobs import folders
-from k3ablate.plan import points
+from k3ablate.model.counting import Counts
+from k3ablate.plan import PlanRow, points
 from k3ablate.recipes import experiment_path
 from k3ablate.records import PUBLISHED_SET, Status
-from k3ablate.tuned import Law
-from k3ablate.tuning.isoflop import BestRatio, Spent, best_ratio, ratio_law
+from k3ablate.tuned import Ladder, Law, Rung
+from k3ablate.tuning.costs import LARGEST_EXCESS
+from k3ablate.tuning.isoflop import BestRatio, Spent, best_ratio, ratio_law, rung
 from k3ablate.verbs import digests, plan_from_known_corpora
 
-LARGEST_EXCESS = 0.05  # of a run's FLOPs over its budget, which whole optimizer steps round up
+LADDERS = Path("recipes") / "ladders"
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,9 @@ class IsoFlop:
     experiment: str
     arms: Mapping[str, Sequence[BestRatio]]
     laws: Mapping[str, Law]  # of tokens per parameter over FLOPs
-    ladder: Mapping[str, Mapping[str, float]]  # arm -> size -> tokens per parameter
+    ladder: Mapping[str, Mapping[str, Rung]]  # arm -> size
     notes: Sequence[str]
+    files: Sequence[str] = ()
 
     def text(self) -> str:
         """A row per arm and budget, then laws, the ladder and the notes."""
@@ -42,8 +46,8 @@ class IsoFlop:
             interval = "" if law.exponent_low is None else f" ({law.exponent_low:.3g} to {law.exponent_high:.3g})"
             lines.append(f"{arm}: tokens per parameter go as FLOPs^{law.exponent:.3g}{interval}")
         for arm, sizes in self.ladder.items():
-            lines.append(f"{arm}: ladder: " + ", ".join(f"{size} {ratio:.3g}" for size, ratio in sizes.items()))
-        return "\n".join([*lines, *(f"- {note}" for note in self.notes)])
+            lines += [f"{arm}: ladder: {size} {_told(one)}" for size, one in sizes.items()]
+        return "\n".join([*lines, *(f"- {note}" for note in self.notes), *self.files])
 
     def _cells(self, arm: str, one: BestRatio) -> list[str]:
         best = one.optimum
@@ -52,29 +56,64 @@ class IsoFlop:
         return [arm, number(one.flops), str(one.num_sizes), f"{best.value:.3g}", interval, f"{best.loss:.4f}", note]
 
 
-def isoflop(name: str, root: Path) -> IsoFlop:
-    """Read the sweep of an experiment; InputError where its budgets are not FLOPs, or no run has finished."""
+def isoflop(name: str, root: Path, output: Path | None = None) -> IsoFlop:
+    """Read the sweep of an experiment and write its ladder, to `output` or where experiments look for it.
+
+    InputError where its budgets are not FLOPs, or no run has finished.
+    """
     experiment = load(experiment_path(name))
-    runs, far = _finished(experiment, root)
+    rows = plan_from_known_corpora(experiment, root).rows
+    runs, far = _finished(experiment, rows, root)
     if not runs:
         raise InputError(f"{experiment.name}: no run has finished; `k3ablate run {name}` trains them")
     found: dict[str, list[BestRatio]] = {}
     for (arm, flops), spent in sorted(runs.items(), key=lambda item: item[0][1]):
         found.setdefault(arm, []).append(best_ratio(flops, spent))
     laws = {arm: law for arm, ratios in found.items() if (law := ratio_law(ratios)) is not None}
+    crossed = {arm: law for arm, law in laws.items() if law.exponent < 1}
+    ladder = {arm: _ladder(found[arm], law, _counts(experiment, rows, arm)) for arm, law in crossed.items()}
     return IsoFlop(
         experiment=experiment.name,
         arms=found,
         laws=laws,
-        ladder={arm: _ladder(law, found[arm], runs, arm) for arm, law in laws.items()},
-        notes=[f"{run}: spent {factor:.3g} times its budget, by whole steps" for run, factor in far.items()],
+        ladder=ladder,
+        notes=[
+            *(f"{run}: spent {factor:.3g} times its budget, by whole steps" for run, factor in far.items()),
+            *(
+                f"{arm}: no ladder: its tokens per parameter grow as fast as FLOPs"
+                for arm in laws
+                if arm not in crossed
+            ),
+        ],
+        files=_write(experiment, crossed, ladder, output),
     )
 
 
-def _finished(experiment: Experiment, root: Path) -> tuple[dict[tuple[str, float], list[Spent]], dict[str, float]]:
+def _write(
+    experiment: Experiment, laws: Mapping[str, Law], ladder: Mapping[str, Mapping[str, Rung]], output: Path | None
+) -> list[str]:
+    """The file of the ladder; none where the baseline has no law."""
+    baseline = distinct_arms(experiment)[0]
+    if baseline.name not in laws:
+        return []
+    path = output or LADDERS / f"{experiment.name}.yaml"
+    found = Ladder(
+        experiment=experiment.name,
+        baseline=baseline.name,
+        setting=setting_digest(experiment, baseline, ()),
+        laws=dict(laws),
+        sizes={arm: dict(sizes) for arm, sizes in ladder.items()},
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_yaml(found.tree(), path)
+    return [str(path)]
+
+
+def _finished(
+    experiment: Experiment, rows: Sequence[PlanRow], root: Path
+) -> tuple[dict[tuple[str, float], list[Spent]], dict[str, float]]:
     """Finished runs by arm and budget, and those that spent more than their budget, with the factor."""
     ladder = {point.name: point for point in points(experiment)}
-    rows = plan_from_known_corpora(experiment, root).rows
     records = folders.records(root, digests(rows))
     runs: dict[tuple[str, float], list[Spent]] = {}
     far: dict[str, float] = {}
@@ -95,19 +134,19 @@ def _finished(experiment: Experiment, root: Path) -> tuple[dict[tuple[str, float
     return runs, far
 
 
-def _ladder(
-    law: Law, found: Sequence[BestRatio], runs: Mapping[tuple[str, float], Sequence[Spent]], arm: str
-) -> dict[str, float]:
-    """Tokens per parameter at which each size of the sweep is compute-optimal, where that lies among the budgets.
+def _counts(experiment: Experiment, rows: Sequence[PlanRow], arm: str) -> dict[str, Counts]:
+    """What an arm is at each size, whatever the budget."""
+    sizes = {point.name: point.size.name for point in points(experiment)}
+    return {sizes[row.label.size]: row.counts for row in rows if row.label.arm == arm}
 
-    A size costs about k FLOPs per token, so that ratio r takes k r N FLOPs: the law at those FLOPs must give r back.
-    """
-    ladder = {}
-    for size in dict.fromkeys(run.size for one in found for run in runs[arm, one.flops]):
-        costs = [(one.flops / run.tokens, run) for one in found for run in runs[arm, one.flops] if run.size == size]
-        per_token, run = costs[0]
-        # ln r = ln coefficient + exponent (ln(k N) + ln r)
-        ratio = (law.coefficient * (per_token * run.active_params) ** law.exponent) ** (1 / (1 - law.exponent))
-        if law.beyond(per_token * run.active_params * ratio) == 1:
-            ladder[size] = ratio
-    return ladder
+
+def _ladder(found: Sequence[BestRatio], law: Law, counts: Mapping[str, Counts]) -> dict[str, Rung]:
+    return {size: rung(found, law, one.active_params, flops_per_ratio(one)) for size, one in counts.items()}
+
+
+def _told(one: Rung) -> str:
+    beyond = "" if one.beyond == 1 else f"; WARNING: {one.beyond:.3g} times beyond the budgets that were swept"
+    return (
+        f"{one.ratio:.3g} ({one.low:.3g} to {one.high:.3g}): {number(one.tokens)} tokens for "
+        f"{number(one.active_params)} parameters, {number(one.flops)} FLOPs{beyond}"
+    )

@@ -123,6 +123,9 @@ Cluster = Annotated[str, Parameter(help="A cluster recipe: a file, or the name o
 DryRun = Annotated[bool, Parameter(name="--dry-run", negative="", help="Print the scripts; write and submit nothing.")]
 Watch = Annotated[bool, Parameter(negative="", help="Look again and again until every run has ended.")]
 Every = Annotated[float, Parameter(help="Seconds between two looks of --watch.")]
+OfTrials = Annotated[
+    bool, Parameter(name="--tuning", negative="", help="Its trials, which `tune --cluster` has submitted, instead.")
+]
 OnlyArm = Annotated[str | None, Parameter(name="--arm", help="Only runs of this arm.")]
 OnlySize = Annotated[str | None, Parameter(name="--size", help="Only runs of this size.")]
 TunedArms = Annotated[list[str] | None, Parameter(name="--arm", negative="", help="Tune this arm; may repeat.")]
@@ -134,6 +137,9 @@ Trials = Annotated[
 ]
 Extend = Annotated[
     bool, Parameter(name="--extend", negative="", help="First widen each range whose optimum lies at an edge.")
+]
+LadderFile = Annotated[
+    Path | None, Parameter(name="--output", help="File of the ladder; default: recipes/ladders/EXPERIMENT.yaml.")
 ]
 TrialCluster = Annotated[
     str | None, Parameter(name="--cluster", help="Train the trials through Slurm, by this cluster recipe (`submit`).")
@@ -204,7 +210,6 @@ def tune(
 
     if cluster is not None and workers is not None:
         raise InputError("tune: --workers are this machine's, on a cluster its recipe says `max_running`; write one")
-
     answer = optimising.tune(
         experiment, _root(), _workers(workers), reporter(sys.stderr), arms=arm or (), sizes=size or (),
         num_trials=None if trials is None else _at_least_one(trials, "--trials"), is_extended=extend, output=output,
@@ -229,11 +234,14 @@ def fairness(experiment: str, *, form: Form = None, workers: Workers = None, jso
 
 
 @app.command
-def isoflop(experiment: str, *, json: Json = False) -> int:
-    """Best tokens per parameter at equal compute, by arm: of the runs of EXPERIMENT, whose budgets are FLOPs."""
+def isoflop(experiment: str, *, output: LadderFile = None, json: Json = False) -> int:
+    """Best tokens per parameter at equal compute, by arm: of the runs of EXPERIMENT, whose budgets are FLOPs.
+
+    Writes a ladder, which another experiment takes as a budget {kind: compute_optimal, from: EXPERIMENT}.
+    """
     from k3ablate import budgeting
 
-    return _show(budgeting.isoflop(experiment, _root()), json)
+    return _show(budgeting.isoflop(experiment, _root(), output), json)
 
 
 @app.command
@@ -259,7 +267,9 @@ def work(packs: Path) -> int:
 
 
 @app.command
-def status(experiment: str, *, watch: Watch = False, every: Every = 10.0, json: Json = False) -> int:
+def status(
+    experiment: str, *, tuning: OfTrials = False, watch: Watch = False, every: Every = 10.0, json: Json = False
+) -> int:
     """States of the runs by arm and size, their pace, the expected end, and the first line of every failure.
 
     With --watch until every run has ended; Ctrl-C ends that with code 3, so that `&&` goes on only after the runs.
@@ -271,8 +281,11 @@ def status(experiment: str, *, watch: Watch = False, every: Every = 10.0, json: 
         raise InputError(
             "status: --watch shows a table that changes, --json the numbers of one look; write one of them"
         )
+    if watch and tuning:
+        raise InputError("status: --watch ends with the runs of a plan, and `tune` itself shows its trials; write one")
     if not watch:
-        return _show(standings.status(experiment, _root()), json)
+        look = standings.status_of_trials if tuning else standings.status
+        return _show(look(experiment, _root()), json)
     if not 1 <= every < float("inf"):
         raise InputError(f"--every {every:g}: seconds between two looks; write 1 or more")
     from k3ablate import watching
@@ -285,11 +298,14 @@ def status(experiment: str, *, watch: Watch = False, every: Every = 10.0, json: 
 
 
 @app.command
-def cancel(experiment: str, *, arm: OnlyArm = None, size: OnlySize = None, json: Json = False) -> int:
+def cancel(
+    experiment: str, *, tuning: OfTrials = False, arm: OnlyArm = None, size: OnlySize = None, json: Json = False
+) -> int:
     """End what Slurm has of it: queued runs leave the queue, running ones write a checkpoint; `submit` goes on."""
     from k3ablate import interventions
 
-    answer = interventions.cancel(experiment, _root(), arm, size, _say)
+    cancelling = interventions.cancel_trials if tuning else interventions.cancel
+    answer = cancelling(experiment, _root(), arm, size, _say)
     _show(answer, json)
     return FAILED if answer.problem else DONE
 

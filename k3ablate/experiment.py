@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, model_validator
 
+from k3ablate.budgets import Budget, Flops
 from k3ablate.config import Config, Difference, InputError, Tree, differences, digest, override, parse, read_yaml
 from k3ablate.model.decoder import ModelConfig
 from k3ablate.model.sizes import Matching, Name, Size
@@ -65,50 +66,6 @@ class Component(Config):
     def names(self) -> tuple[str, ...]:
         """Level names, the baseline's first and the full change last."""
         return tuple(self.levels)
-
-
-class Tokens(Config):
-    """A budget in tokens, for every arm and size."""
-
-    kind: Literal["tokens"] = "tokens"
-    tokens: PositiveInt = Field(le=10**18)
-
-    @property
-    def name(self) -> str:
-        """Name beside a size, e.g. '300000t'."""
-        return f"{self.tokens}t"
-
-
-class TokensPerParameter(Config):
-    """A budget in tokens per active parameter of the baseline at each size; all its arms get the same tokens."""
-
-    kind: Literal["tokens_per_parameter"] = "tokens_per_parameter"
-    ratio: PositiveFloat = Field(le=1e9)
-
-    @property
-    def name(self) -> str:
-        """Name beside a size, e.g. '20tpp'."""
-        return f"{_written(self.ratio)}tpp"
-
-
-class Flops(Config):
-    """A budget in training FLOPs; each arm gets the tokens it can afford."""
-
-    kind: Literal["flops"] = "flops"
-    flops: PositiveFloat = Field(le=1e30)
-
-    @property
-    def name(self) -> str:
-        """Name beside a size, e.g. '1e+18flops'."""
-        return f"{_written(self.flops)}flops"
-
-
-def _written(number: float) -> str:
-    """Every digit, and no '.0'."""
-    return repr(number).removesuffix(".0")
-
-
-Budget = Annotated[Tokens | TokensPerParameter | Flops, Field(discriminator="kind")]
 
 
 class ArmNames(Config):

@@ -1,20 +1,22 @@
 """Which tuned values do the arms of a plan get, where do they come from, and were they found for these very arms?
 
-Lines for `check` and `plan`. The values themselves are in the rows of a plan (`plan`), how they were found in `tuning`.
+Lines for `check` and `plan`, with those of optimal tokens per parameter, which all arms of a size share. The values
+themselves are in the rows of a plan (`plan`), how they were found in `tuning`.
 """
 
 from collections.abc import Iterable
 
 from k3ablate.answers import number
+from k3ablate.budgets import ComputeOptimal, flops_per_ratio
 from k3ablate.experiment import Experiment, distinct_arms, setting_digest
-from k3ablate.plan import PlanRow
+from k3ablate.plan import PlanRow, points
 
 
 def lines(experiment: Experiment, rows: Iterable[PlanRow]) -> list[str]:
-    """One per arm and size, then what is doubtful; none where nothing tuned is taken."""
+    """One per size with an optimal budget, one per arm and size, then what is doubtful; none where nothing is taken."""
     tuned = experiment.tuned
     if tuned is None:
-        return []
+        return _ladder(experiment)
     found: dict[tuple[str, str], str] = {}
     for row in rows:
         values = ", ".join(
@@ -23,7 +25,26 @@ def lines(experiment: Experiment, rows: Iterable[PlanRow]) -> list[str]:
         )
         found.setdefault((row.label.arm, row.label.size), f"{row.label.arm} {row.label.size}: {values}")
     shared = "; every arm gets the baseline's" if tuned.arms == "baseline" else ""
-    return [f"values tuned by {tuned.experiment}{shared}:", *found.values(), *_doubts(experiment)]
+    return [*_ladder(experiment), f"values tuned by {tuned.experiment}{shared}:", *found.values(), *_doubts(experiment)]
+
+
+def _ladder(experiment: Experiment) -> list[str]:
+    """The tokens per parameter of each size whose budget is compute-optimal, and where they come from."""
+    found: list[str] = []
+    for point in points(experiment):
+        if isinstance(point.budget, ComputeOptimal):
+            law, ratio = point.budget.law, point.budget.ratio_of(point.counts)
+            beyond = law.beyond(ratio * flops_per_ratio(point.counts))
+            warning = "" if beyond == 1 else f"; WARNING: {beyond:.3g} times beyond the budgets that were swept"
+            found.append(
+                f"{point.name}: {number(ratio)} tokens per parameter (law of {point.budget.arm} in the sweep "
+                f"{point.budget.experiment}, through {', '.join(law.sizes)} FLOPs{warning})"
+            )
+    baseline = setting_digest(experiment, distinct_arms(experiment)[0], ())
+    changed = {
+        one.experiment for one in experiment.budgets if isinstance(one, ComputeOptimal) and one.setting != baseline
+    }
+    return found + [f"WARNING: the baseline is not the one that was swept in {name}" for name in sorted(changed)]
 
 
 def _doubts(experiment: Experiment) -> list[str]:

@@ -8,14 +8,12 @@ import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from k3ablate.budgets import Budget, Flops, afforded
 from k3ablate.config import InputError, digest, parse
 from k3ablate.experiment import (
     Arm,
-    Budget,
     Experiment,
-    Flops,
     Setting,
-    Tokens,
     distinct_arms,
     make_arms,
     point_name,
@@ -124,15 +122,6 @@ def rows_at(
 def is_of_data(path: str) -> bool:
     """Whether other values at `path` are other corpora."""
     return path.split(".")[0] == "data"
-
-
-def afforded(budget: Budget, counts: Counts, goal: Counts) -> int:
-    """Tokens that `budget` buys a model with `counts`, before whole steps; `goal` is the baseline at that place."""
-    if isinstance(budget, Tokens):
-        return budget.tokens
-    if isinstance(budget, Flops):
-        return max(1, round(budget.flops / (3 * counts.flops_per_token)))
-    return max(1, round(budget.ratio * goal.active_params))
 
 
 def _placed(experiment: Experiment) -> Iterator[tuple[Arm, Point, Setting, Taken]]:

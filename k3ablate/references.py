@@ -6,8 +6,8 @@ The tree that comes out names no recipe any more; whether it is an experiment is
 from collections.abc import Callable, Mapping
 
 from k3ablate import tuned
-from k3ablate.config import InputError, Tree, located, override
-from k3ablate.recipes import recipe, tuned_recipes
+from k3ablate.config import InputError, Tree, located, override, parse, read_yaml
+from k3ablate.recipes import recipe, recipe_path, tuned_recipes
 
 RECIPE_KINDS = ("model", "data", "training")
 
@@ -32,6 +32,8 @@ def resolved(tree: Mapping[str, Tree], source: str, complete: Complete) -> dict[
     if tree.get("tuned") is not None:
         with located(f"{source}: tuned"):
             changed["tuned"] = tuned.resolved(tree["tuned"], tuned_recipes)
+    if isinstance(tree.get("budgets"), list):
+        changed["budgets"] = [_budget(one, f"{source}: budgets.{index}") for index, one in enumerate(tree["budgets"])]
     if isinstance(tree.get("components"), Mapping):
         changed["components"] = {
             name: _component(component, f"{source}: components.{name}")
@@ -56,6 +58,16 @@ def _baseline(tree: Mapping[str, Tree], source: str, complete: Complete) -> Tree
             raise InputError(f"{source}.set.{path}: comes from {DERIVED[path]}, which would overwrite it; remove it")
         completed = override(completed, str(path), value, source=f"{source}.set")
     return completed
+
+
+def _budget(budget: Tree, source: str) -> Tree:
+    """`{kind: compute_optimal, from: X}` with the law of the ladder that `isoflop X` wrote."""
+    if not isinstance(budget, Mapping) or budget.get("kind") != "compute_optimal" or "from" not in budget:
+        return budget
+    rest = {key: value for key, value in budget.items() if key != "from"}
+    with located(source):
+        path = recipe_path("ladders", str(budget["from"]))
+        return {**rest, **parse(tuned.Ladder, read_yaml(path), source=str(path)).budget()}
 
 
 def _component(component: Tree, source: str) -> Tree:

@@ -2,7 +2,8 @@
 
 One file per arm with its optimum at each size that was tuned, and `laws.yaml` with each optimum as a power law of the
 training FLOPs of the baseline. `TunedValues.at` picks: what was tuned at that very size, else the law, else the nearest
-tuned size. The files are written by `tune`; nothing here fits anything.
+tuned size. The files are written by `tune`; nothing here fits anything. `isoflop` writes a `Ladder`, the tokens per
+parameter of sizes, to `recipes/ladders/<experiment>.yaml`, for budgets of kind compute_optimal.
 """
 
 import math
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import quote
 
-from pydantic import Field, NonNegativeInt, PositiveFloat
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from k3ablate.config import Config, InputError, Tree
 from k3ablate.search import Range, Scalar, Tuning
@@ -78,6 +79,41 @@ class Law(Config):
         """The factor by which `flops` lies outside the tuned sizes; 1 inside."""
         factor = max(flops / self.largest, self.smallest / flops)
         return factor if factor > BEYOND else 1.0
+
+
+def optimal_ratio(law: Law, flops: float) -> float:
+    """Tokens per parameter r at which a model is compute-optimal: law(flops r) = r, where r = 1 takes `flops`."""
+    assert law.exponent < 1, "ladders are checked"
+    return float(law.at(flops) ** (1 / (1 - law.exponent)))
+
+
+class Rung(Config):
+    """A size at the tokens per parameter that the law of an arm gives it."""
+
+    ratio: PositiveFloat  # tokens per active parameter
+    low: PositiveFloat  # of a 95 percent interval
+    high: PositiveFloat
+    active_params: PositiveInt
+    tokens: PositiveInt
+    flops: PositiveFloat
+    beyond: float = 1.0  # factor outside the budgets that the law went through; 1 inside
+
+
+class Ladder(Config):
+    """`recipes/ladders/<experiment>.yaml`: what a sweep at equal compute told."""
+
+    experiment: str
+    baseline: str  # its arm of that name
+    setting: str  # digest of the baseline that was swept
+    laws: dict[str, Law]  # arm -> tokens per active parameter over training FLOPs
+    sizes: dict[str, dict[str, Rung]]  # arm -> size
+
+    def budget(self) -> dict[str, Tree]:
+        """What a budget of kind compute_optimal takes: the law of the baseline, so that arms spend the same."""
+        if self.baseline not in self.laws:
+            raise InputError(f"{self.experiment}: no law for its baseline {self.baseline}; sweep two or more budgets")
+        law = self.laws[self.baseline].tree()
+        return {"experiment": self.experiment, "arm": self.baseline, "setting": self.setting, "law": law}
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ measured on and with is checked in `search`; what several paths do together beyo
 
 from collections.abc import Iterator, Mapping
 
+from k3ablate.budgets import Flops, afforded
 from k3ablate.config import InputError, located
-from k3ablate.experiment import Arm, Experiment, Flops, distinct_arms, setting
+from k3ablate.experiment import Arm, Experiment, distinct_arms, setting
 from k3ablate.model.sizes import quantity
-from k3ablate.plan import PlanRow, Point, afforded, points, rows_at
+from k3ablate.plan import PlanRow, Point, points, rows_at
 from k3ablate.search import BATCH_SIZE, RATIO, Range, Scalar, Tuning
 from k3ablate.tuned import Taken
 

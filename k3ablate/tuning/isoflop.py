@@ -2,14 +2,18 @@
 
 At one number of FLOPs a larger model sees fewer tokens; the loss over ln(tokens per active parameter) has its least in
 between. Whether the parabola opens upwards and has its vertex among the sizes is checked as in `optimum`, which reads
-it; a sweep that fails there names no ratio. The law of the ratio over budgets tells what a ladder should give each
-size. Sizes and budgets come from an experiment with `budgets` of kind flops.
+it; a sweep that fails there names no ratio. The law of the ratio over budgets tells what a ladder gives each size: the
+ratio at which the law at the FLOPs that this takes gives it back. Sizes and budgets come from an experiment with
+`budgets` of kind flops; one study that varies the ratio itself is `tune` with budgets.tokens_per_parameter.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from k3ablate.tuned import Law
+import numpy as np
+
+from k3ablate.tuned import Law, Rung, optimal_ratio
 from k3ablate.tuning.laws import Known, power_law
 from k3ablate.tuning.optimum import Axis, Optimum, optima
 
@@ -57,9 +61,39 @@ def best_ratio(flops: float, runs: Sequence[Spent]) -> BestRatio:
 
 def ratio_law(found: Sequence[BestRatio]) -> Law | None:
     """Tokens per parameter as a power law of the budget, through the budgets that claim one; None below two of them."""
+    return power_law(_known(found))
+
+
+def rung(found: Sequence[BestRatio], law: Law, active_params: int, flops_per_ratio: float) -> Rung:
+    """A model at its own compute-optimal tokens, where one token per active parameter takes `flops_per_ratio`."""
+    ratio = optimal_ratio(law, flops_per_ratio)
+    # What moves the law by a factor moves its crossing with flops = flops_per_ratio r by this power of it.
+    factor = math.exp(_half_width(_known(found), law, flops_per_ratio * ratio) / (1 - law.exponent))
+    return Rung(
+        ratio=ratio,
+        low=ratio / factor,
+        high=ratio * factor,
+        active_params=active_params,
+        tokens=round(ratio * active_params),
+        flops=flops_per_ratio * ratio,
+        beyond=law.beyond(flops_per_ratio * ratio),
+    )
+
+
+def _known(found: Sequence[BestRatio]) -> list[Known]:
     known = []
     for one in found:
         if one.optimum.interval is not None:
             interval = one.optimum.interval
             known.append(Known(f"{one.flops:.3g}", one.flops, one.optimum.value, interval.low, interval.high))
-    return power_law(known)
+    return known
+
+
+def _half_width(known: Sequence[Known], law: Law, flops: float) -> float:
+    """Of the 95 percent interval of ln law(flops): the exponent's, turned about the centre of what is known."""
+    assert law.exponent_high is not None, "laws that were fitted here have an interval"
+    weight = np.array([one.error for one in known]) ** -2
+    log_flops = np.log([one.flops for one in known])
+    centre = float(np.average(log_flops, weights=weight))
+    spread = float((weight * (log_flops - centre) ** 2).sum() / weight.sum())
+    return (law.exponent_high - law.exponent) * math.sqrt(spread + (math.log(flops) - centre) ** 2)

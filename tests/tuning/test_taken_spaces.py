@@ -1,4 +1,4 @@
-"""Tokens per parameter and data as what a study varies: planted optima, equal compute, and experiments that take them."""
+"""Tokens per parameter and data as a space: planted optima, equal compute, and experiments that take them."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -9,6 +9,7 @@ import pandas
 import pytest
 
 from k3ablate import fairness, optimising, verbs
+from k3ablate.answers import number
 from k3ablate.cli import main
 from k3ablate.config import read_yaml
 from k3ablate.experiment import load
@@ -284,13 +285,13 @@ def test_fairness_with_a_failed_run_says_so_with_exit_code_1(
     assert "k3 s seed 0 failed: ValueError: broken" in out
 
 
-def test_a_sweep_at_equal_compute_gives_tokens_per_parameter_and_a_ladder(k3ablate, place: Path) -> None:
-    budgets = "budgets: [{kind: flops, flops: 4.0e+9}, {kind: flops, flops: 8.0e+9}]"
-    (place / "planted.yaml").write_text(EXPERIMENT.replace("budgets: [{kind: tokens, tokens: 1280}]", budgets)
-                                        .replace("sizes: [xs, m]", "sizes: [xs@4000000000flops]"))  # fmt: skip
-    code, _, err = k3ablate("isoflop", "planted.yaml")
-    assert code == 2
-    assert "no run has finished; `k3ablate run planted.yaml`" in err
+SWEEP = EXPERIMENT.replace("sizes: [xs, m]", "sizes: [xs@4000000000flops]").replace(
+    "budgets: [{kind: tokens, tokens: 1280}]", "budgets: [{kind: flops, flops: 4.0e+9}, {kind: flops, flops: 8.0e+9}]"
+)
+
+
+def train_sweep(place: Path) -> None:
+    """Records of every run of the sweep, with the best ratio planted at each budget."""
     rows = verbs.plan_from_known_corpora(load(Path("planted.yaml")), place / "runs").rows
     best = {4e9: 0.15, 8e9: 0.2}
     for row in rows:
@@ -301,12 +302,68 @@ def test_a_sweep_at_equal_compute_gives_tokens_per_parameter_and_a_ladder(k3abla
         found = Evaluation(loss=loss, bits_per_byte=loss, num_tokens=64)
         record = planted(row).model_copy(update={"evaluations": {"validation": found}})
         prepare(place / "runs", row.spec).write_record(record)
+
+
+def test_a_sweep_at_equal_compute_gives_tokens_per_parameter_and_a_ladder(k3ablate, place: Path) -> None:
+    (place / "planted.yaml").write_text(SWEEP)
+    code, _, err = k3ablate("isoflop", "planted.yaml")
+    assert code == 2
+    assert "no run has finished; `k3ablate run planted.yaml`" in err
+    train_sweep(place)
     code, out, _ = k3ablate("isoflop", "planted.yaml", "--json")
     answer = json.loads(out)
     assert code == 0
     found = answer["arms"]["k2"]
     assert [one["optimum"]["value"] for one in found] == pytest.approx([0.15, 0.2], rel=0.05)
     assert answer["laws"]["k2"]["exponent"] == pytest.approx(math.log(0.2 / 0.15) / math.log(2), rel=0.2)
+    ladder = read_yaml(place / "recipes" / "ladders" / "planted.yaml")
+    assert ladder["sizes"] == answer["ladder"]
+    assert (ladder["baseline"], list(ladder["laws"])) == ("k2", ["k2"])  # k3's sizes have its best ratio at their edge
+    for size in ladder["sizes"]["k2"].values():
+        truth = 0.15 * (size["flops"] / 4e9) ** (math.log(0.2 / 0.15) / math.log(2))
+        assert size["ratio"] == pytest.approx(truth, rel=0.2)
+        assert size["tokens"] == pytest.approx(size["ratio"] * size["active_params"], rel=1e-3)
+        assert size["low"] < size["ratio"] < size["high"]
+
+
+def test_an_experiment_takes_the_ladder_of_a_sweep_and_runs_carry_only_its_tokens(k3ablate, place: Path) -> None:
+    (place / "planted.yaml").write_text(SWEEP)
+    train_sweep(place)
+    assert k3ablate("isoflop", "planted.yaml")[0] == 0
+    taking = EXPERIMENT.replace("name: planted", "name: taking").replace("sizes: [xs, m]", "sizes: [xs]")
+    budget = "budgets: [{kind: compute_optimal, from: planted}]"
+    (place / "taking.yaml").write_text(taking.replace("budgets: [{kind: tokens, tokens: 1280}]", budget))
+    rungs = read_yaml(place / "recipes" / "ladders" / "planted.yaml")["sizes"]["k2"]
+    rows = verbs.plan_from_known_corpora(load(Path("taking.yaml")), place / "runs").rows
+    for row in rows:
+        assert row.tokens == -(-rungs[row.label.size]["tokens"] // 128) * 128  # whole steps; the same for both arms
+    (place / "stated.yaml").write_text(taking.replace("tokens: 1280", f"tokens: {rungs['m']['tokens']}"))
+    stated = verbs.plan_from_known_corpora(load(Path("stated.yaml")), place / "runs").rows
+    digests = {(row.label.arm, row.label.size, row.label.seed): row.label.digest for row in rows}
+    assert all(digests[row.label.arm, "m", row.label.seed] == row.label.digest
+               for row in stated if row.label.size == "m")  # fmt: skip
+    for command in ("check", "plan"):
+        code, out, err = k3ablate(command, "taking.yaml")
+        assert code == 0, err
+        assert f"m: {number(rungs['m']['ratio'])} tokens per parameter" in out
+        assert "tokens per parameter (law of k2 in the sweep planted, through 4e+09, 8e+09 FLOPs" in out
+        beyond = {size for size, one in rungs.items() if one["beyond"] > 1}
+        assert beyond
+        for size in rungs:
+            (line,) = [line for line in out.splitlines() if line.split(":")[0].split(" ")[-1] == size]
+            assert ("WARNING" in line) == (size in beyond)
+        assert "the baseline is not the one that was swept" not in out
+    other = (place / "taking.yaml").read_text().replace("training.batch_size: 4", "training.batch_size: 8")
+    (place / "taking.yaml").write_text(other)
+    assert "WARNING: the baseline is not the one that was swept in planted" in k3ablate("check", "taking.yaml")[1]
+
+
+def test_a_ladder_that_is_not_there_is_named(k3ablate, place: Path) -> None:
+    budget = "budgets: [{kind: compute_optimal, from: planted}]"
+    (place / "taking.yaml").write_text(EXPERIMENT.replace("budgets: [{kind: tokens, tokens: 1280}]", budget))
+    code, _, err = k3ablate("check", "taking.yaml")
+    assert code == 2
+    assert "budgets.0: recipes/ladders/planted.yaml: no such ladders recipe" in err
 
 
 def test_a_sweep_needs_budgets_in_flops(k3ablate) -> None:
