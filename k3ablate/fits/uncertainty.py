@@ -141,6 +141,11 @@ class Draws:
         """Loss [draws, N] of each drawn curve at inputs [N], or [N, V] of a form of several variables."""
         return curve_named(self.form).predict({name: value_D[:, None] for name, value_D in self.values.items()}, inputs)
 
+    def band(self, inputs: Array) -> tuple[Array, Array]:
+        """Lower and upper end of the 95 percent interval of the loss at each input, each [N]."""
+        ends = [percentile_interval(loss_D) for loss_D in self.predict(inputs).T]
+        return np.array([end.low for end in ends]), np.array([end.high for end in ends])
+
     def intervals(self) -> dict[str, Interval]:
         """95 percent percentile interval of each parameter."""
         return {name: percentile_interval(value_D) for name, value_D in self.values.items()}

@@ -86,9 +86,9 @@ def loss_against_compute(
     axes.set_yscale("log")
     axes.grid(visible=True, which="both", color=theme.faint, linewidth=0.6)
     axes.set_axisbelow(True)
-    _label_loss(axes)
-    _label_compute(axes.xaxis)
-    _label_compute(_add_days_axis(axes).xaxis)
+    label_loss(axes)
+    label_compute(axes.xaxis)
+    label_compute(add_days_axis(axes).xaxis)
     chosen = highlighted(analysis, highlight)
     if chosen is not None:
         _draw_arrow(axes, chosen, theme)
@@ -189,7 +189,7 @@ def _draw_arrow(axes: Axes, arm: ArmAnalysis, theme: Theme) -> None:
     )
 
 
-def _label_loss(axes: Axes) -> None:
+def label_loss(axes: Axes) -> None:
     """Plain numbers at round losses: a loss axis rarely spans a decade, where log ticks would show one label."""
     axes.yaxis.set_major_locator(MaxNLocator(nbins=8, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
@@ -197,7 +197,7 @@ def _label_loss(axes: Axes) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _label_compute(axis: Axis) -> None:
+def label_compute(axis: Axis) -> None:
     """Labels at 1, 2 and 5 of every decade, so that less than a decade still has several and none overlap."""
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.set_major_formatter(LogFormatterSciNotation(minor_thresholds=(np.inf, np.inf)))
@@ -205,7 +205,9 @@ def _label_compute(axis: Axis) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _add_days_axis(axes: Axes) -> SecondaryAxis:
+def add_days_axis(axes: Axes) -> SecondaryAxis:
+    """PFLOP/s-days on top of FLOPs."""
+
     def to_days(flops: ArrayLike) -> Array:
         return np.asarray(flops, dtype=np.float64) / FLOPS_PER_PFLOP_DAY
 

@@ -7,6 +7,7 @@ published factor, and what these leave of the total. All arithmetic is in `fits`
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,8 +15,8 @@ import numpy as np
 import pandas
 
 from k3ablate.fits.analysis import Analysis, analyse
-from k3ablate.fits.forms import POWER
-from k3ablate.fits.lines import Heights, drawn_ratio, equal_slopes, heights, line_ratio
+from k3ablate.fits.forms import POWER, Array
+from k3ablate.fits.lines import Heights, LineRatio, drawn_ratio, equal_slopes, heights, line_ratio
 from k3ablate.fits.multiplier import equal_loss_ratio, worth_in_compute
 from k3ablate.fits.paired import paired_multiplier
 from k3ablate.fits.solve import LEAST_SQUARES, Interval, fit
@@ -37,6 +38,25 @@ class Result(NamedTuple):
     note: str = ""
 
 
+@dataclass(frozen=True)
+class Figure7:
+    """Figure 7 of the K3 report and what is read from it; heights in ticks of a loss axis without numbers."""
+
+    stars: Mapping[str, Heights]  # series -> points
+    curves: Mapping[str, Heights]  # series -> vertices of the dashed curve
+    heights_H: Array  # that both dashed curves pass
+    drawn_H: Array  # K2's compute over K3's there
+    fitted: LineRatio  # the same from lines of one slope through the stars, at the lowest height both have stars at
+
+    @property
+    def arrow(self) -> tuple[float, float, float]:
+        """Height, compute of K3 and compute of K2 on the dashed curves, at the vertex next to where stars are read."""
+        k2 = self.curves["K2"]
+        vertex = int(np.argmin(np.abs(k2.height - self.fitted.height)))
+        (ratio,) = self.drawn_H[self.heights_H == k2.height[vertex]]
+        return float(k2.height[vertex]), float(k2.compute[vertex] / ratio), float(k2.compute[vertex])
+
+
 def results(folder: Path) -> list[Result]:
     """All of them, from the tables in `folder`."""
     return [
@@ -51,9 +71,9 @@ def results(folder: Path) -> list[Result]:
 def figure_7(folder: Path) -> list[Result]:
     """K2 against K3; heights in ticks of a loss axis without numbers."""
     source = "K3 report, Figure 7"
-    k2, k3 = _lines(folder, "k3_figure7")
-    _, drawn = drawn_ratio(*_lines(folder, "k3_figure7_curves"))
-    one, test = line_ratio(k2, k3, common_slope=True), equal_slopes(k2, k3)
+    read = read_figure_7(folder)
+    k2, k3 = read.stars["K2"], read.stars["K3"]
+    one, test, drawn = read.fitted, equal_slopes(k2, k3), read.drawn_H
     found = [
         Result(source, "dashed curves, lowest", float(drawn.min())),
         Result(source, "dashed curves, highest", float(drawn.max())),
@@ -65,6 +85,13 @@ def figure_7(folder: Path) -> list[Result]:
         note = "measured" if two.measured else f"extrapolated {two.beyond:.2f}x"
         found.append(Result(source, f"stars, two slopes, at {height:.3f} ticks", two.value, two.interval, note))
     return found
+
+
+def read_figure_7(folder: Path) -> Figure7:
+    """The figure from its two tables; K2 stands first."""
+    stars, curves = _lines(folder, "k3_figure7"), _lines(folder, "k3_figure7_curves")
+    fitted = line_ratio(stars["K2"], stars["K3"], common_slope=True)
+    return Figure7(stars, curves, *drawn_ratio(curves["K2"], curves["K3"]), fitted)
 
 
 def kimi_linear(folder: Path) -> list[Result]:
@@ -125,11 +152,11 @@ def product(folder: Path) -> list[Result]:
     return found
 
 
-def _lines(folder: Path, name: str) -> tuple[Heights, Heights]:
+def _lines(folder: Path, name: str) -> dict[str, Heights]:
     """K2 and K3."""
     rows = _read(folder, name)
-    k2, k3 = (rows[rows["series"] == series] for series in ("K2", "K3"))
-    return heights(k2["flops"], k2["loss_ticks"]), heights(k3["flops"], k3["loss_ticks"])
+    series = {name: rows[rows["series"] == name] for name in ("K2", "K3")}
+    return {name: heights(part["flops"], part["loss_ticks"]) for name, part in series.items()}
 
 
 def _read(folder: Path, name: str) -> pandas.DataFrame:
