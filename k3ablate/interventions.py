@@ -17,10 +17,10 @@ from k3ablate.jobs.folders import SETTLED_STATES, RunFolder, State, states
 from k3ablate.jobs.leases import Held
 from k3ablate.jobs.submissions import locked, submissions
 from k3ablate.jobs.whereabouts import AtSlurm, Lookout, RunTask, Tasks, tasks_of_runs, whereabouts
-from k3ablate.plan import PlanRow
 from k3ablate.recipes import experiment_path
 from k3ablate.records import SETTLED
-from k3ablate.verbs import Say, digests, plan_from_known_corpora
+from k3ablate.tuning.submitted import submitted_trials
+from k3ablate.verbs import AskedRun, Say, digests, plan_from_known_corpora
 
 
 @dataclass(frozen=True)
@@ -85,33 +85,43 @@ def cancel(name: str, root: Path, arm: str | None, size: str | None, say: Say) -
     """End the tasks of Slurm's that have these runs; InputError where no run is meant. `say` is told of every wait."""
     experiment = load(experiment_path(name))
     rows = _selected(plan_from_known_corpora(experiment, root).rows, arm, size)
-    wanted = _names(rows)
+    return _cancel(experiment.name, _names(rows), root, _submit(name), say)
+
+
+def cancel_trials(name: str, root: Path, arm: str | None, size: str | None, say: Say) -> Cancelled:
+    """As `cancel`, of the trials that were handed to a cluster."""
+    apart, trials = submitted_trials(name, root)
+    return _cancel(apart, _names(_selected(trials, arm, size)), root, f"k3ablate tune {name} --cluster RECIPE", say)
+
+
+def _cancel(experiment: str, wanted: Mapping[str, str], root: Path, next_command: str, say: Say) -> Cancelled:
+    """Of the runs `wanted`, digest to name, what was submitted as this experiment's."""
     if not submissions(root):
-        return Cancelled(experiment.name, elsewhere=_elsewhere(wanted, {}, _strangers(root, states(root, wanted), ())))
+        return Cancelled(experiment, elsewhere=_elsewhere(wanted, {}, _strangers(root, states(root, wanted), ())))
     with locked(root, say):  # nobody submits them again meanwhile
         try:
             tasks = tasks_of_runs(submissions(root), controller.queue(say=say))
-            ours = _live_tasks(tasks, wanted, experiment.name)
+            ours = _live_tasks(tasks, wanted, experiment)
             packed = {run.digest: run.name for task in ours for run in task.pack}
-            by_folder = states(root, packed | wanted)
+            by_folder = states(root, {**packed, **wanted})
             strangers = _strangers(root, by_folder, ours)
             _end(ours, say)
         except (Refused, Unreachable) as answer:
             problem = f"Slurm does not do it: {answer}. The same command cancels what is left"
-            return Cancelled(experiment.name, problem=problem)
+            return Cancelled(experiment, problem=problem)
     over = {*SETTLED_STATES, State.FAILED}
     unsettled = {digest for digest in packed if by_folder[digest] not in over and digest not in strangers}
     running = {digest for digest in unsettled & wanted.keys() if by_folder[digest] is State.RUNNING}
     left = {digest: wanted[digest] for digest in wanted if digest not in packed or digest in strangers}
     return Cancelled(
-        experiment=experiment.name,
+        experiment=experiment,
         tasks=[task.name for task in ours],
         running=[wanted[digest] for digest in wanted if digest in running],
         saved=[wanted[digest] for digest in wanted if digest in running and RunFolder(root / digest).saved_steps()],
         queued=[wanted[digest] for digest in wanted if digest in unsettled - running],
         others=[packed[digest] for digest in packed if digest in unsettled - wanted.keys()],
         elsewhere=_elsewhere(left, tasks, strangers),
-        next_command=_submit(name) if ours else "",
+        next_command=next_command if ours else "",
     )
 
 
@@ -142,7 +152,7 @@ def _submit(name: str) -> str:
     return f"k3ablate submit {name} --cluster RECIPE"
 
 
-def _selected(rows: Sequence[PlanRow], arm: str | None, size: str | None) -> list[PlanRow]:
+def _selected(rows: Sequence[AskedRun], arm: str | None, size: str | None) -> list[AskedRun]:
     """Those of an arm and a size; InputError for one that there is not."""
     for option, wanted, known in (
         ("--arm", arm, [row.label.arm for row in rows]),
@@ -153,11 +163,11 @@ def _selected(rows: Sequence[PlanRow], arm: str | None, size: str | None) -> lis
     return [row for row in rows if arm in (None, row.label.arm) and size in (None, row.label.size)]
 
 
-def _names(rows: Iterable[PlanRow]) -> dict[str, str]:
+def _names(rows: Iterable[AskedRun]) -> dict[str, str]:
     """What every run is called, by digest, in the order of the plan: its first name, where rows share it."""
     names: dict[str, str] = {}
     for row in rows:
-        if row.spec is not None:
+        if row.label.digest:
             names.setdefault(row.label.digest, row.label.name)
     return names
 

@@ -13,16 +13,16 @@ from itertools import chain
 from pathlib import Path
 
 from k3ablate.answers import Problem, by_state, number, printable, table
-from k3ablate.experiment import Experiment, load
+from k3ablate.experiment import load
 from k3ablate.jobs import folders
 from k3ablate.jobs.attempts import attempts
 from k3ablate.jobs.folders import SETTLED_STATES, RunFolder, State
 from k3ablate.jobs.progress import duration
 from k3ablate.jobs.whereabouts import AtSlurm, Lookout, Whereabouts, whereabouts
-from k3ablate.plan import PlanRow
 from k3ablate.recipes import experiment_path
 from k3ablate.records import SETTLED, RunRecord
-from k3ablate.verbs import digests, plan_from_known_corpora, problems
+from k3ablate.tuning.submitted import submitted_trials
+from k3ablate.verbs import AskedRun, digests, plan_from_known_corpora, problems
 
 MAX_PROBLEMS = 50  # lines for people
 DAMAGED = "damaged"  # beside the states of runs: the record is, or something in the folder is another run's or a link
@@ -102,10 +102,16 @@ class Standings:
 def status(name: str, root: Path) -> Standings:
     """States by arm and size; a row whose corpus is not built waits."""
     experiment = load(experiment_path(name))
-    return look(experiment, plan_from_known_corpora(experiment, root).rows, root, Lookout(root))
+    return look(experiment.name, plan_from_known_corpora(experiment, root).rows, root, Lookout(root))
 
 
-def look(experiment: Experiment, rows: Sequence[PlanRow], root: Path, lookout: Lookout) -> Standings:
+def status_of_trials(name: str, root: Path) -> Standings:
+    """States of the trials that were handed to a cluster, by arm and size."""
+    apart, trials = submitted_trials(name, root)
+    return look(apart, trials, root, Lookout(root))
+
+
+def look(experiment: str, rows: Sequence[AskedRun], root: Path, lookout: Lookout) -> Standings:
     """How these rows stand now."""
     wanted = digests(rows)
     records, damage = folders.records_and_damage(root, wanted)
@@ -117,7 +123,7 @@ def look(experiment: Experiment, rows: Sequence[PlanRow], root: Path, lookout: L
         if row.label.digest not in damage
     }
     return Standings(
-        experiment=experiment.name,
+        experiment=experiment,
         counts=_counts(rows, {**where.states, **dict.fromkeys(damage, DAMAGED)}),
         tokens_per_second=_speeds(rows, works),
         tokens=sum(work.tokens for work in works.values()),
@@ -148,20 +154,20 @@ class _Work:
         return self.flops_per_token * self.tokens_per_second
 
 
-def _work(row: PlanRow, root: Path, where: Whereabouts, records: Mapping[str, RunRecord]) -> _Work:
+def _work(row: AskedRun, root: Path, where: Whereabouts, records: Mapping[str, RunRecord]) -> _Work:
     """With a record that ends the run, both tokens are what was done: one that diverges early saves work."""
     cost = row.flops / row.tokens
     state, record = where.states.get(row.label.digest, State.WAITING), records.get(row.label.digest)
     if record is not None and state in OVER:
         return _Work(record.tokens, record.tokens, cost, 0.0, is_over=True)
-    if state is State.WAITING or row.spec is None:
+    if state is State.WAITING or not row.label.digest:
         return _Work(row.tokens, 0, cost, 0.0, is_over=False)
     progress = RunFolder(root / row.label.digest).progress()
     speed = progress.tokens_per_second if state is State.RUNNING else 0.0
     return _Work(row.tokens, progress.tokens, cost, speed, is_over=False)
 
 
-def _counts(rows: Iterable[PlanRow], states: Mapping[str, str]) -> dict[str, dict[str, Counter[str]]]:
+def _counts(rows: Iterable[AskedRun], states: Mapping[str, str]) -> dict[str, dict[str, Counter[str]]]:
     counts: dict[str, dict[str, Counter[str]]] = {}
     for row in rows:
         state = states.get(row.label.digest, State.WAITING)
@@ -169,7 +175,7 @@ def _counts(rows: Iterable[PlanRow], states: Mapping[str, str]) -> dict[str, dic
     return counts
 
 
-def _speeds(rows: Iterable[PlanRow], works: Mapping[str, _Work]) -> dict[str, dict[str, float]]:
+def _speeds(rows: Iterable[AskedRun], works: Mapping[str, _Work]) -> dict[str, dict[str, float]]:
     speeds: dict[str, dict[str, float]] = {}
     for row in rows:
         work = works.get(row.label.digest)
@@ -197,16 +203,16 @@ def _causes(folder: Path, where: Whereabouts, records: Mapping[str, RunRecord]) 
     return iter(()) if is_waiting or was_easy else (str(attempt.cause) for attempt in attempts(folder))
 
 
-def _lost(rows: Iterable[PlanRow], where: Whereabouts) -> list[Problem]:
+def _lost(rows: Iterable[AskedRun], where: Whereabouts) -> list[Problem]:
     names = _names(rows)
     return [Problem(names[digest], str(AtSlurm.LOST), end) for digest, end in where.lost.items()]
 
 
-def _damaged(rows: Iterable[PlanRow], damage: Mapping[str, str]) -> list[Problem]:
+def _damaged(rows: Iterable[AskedRun], damage: Mapping[str, str]) -> list[Problem]:
     names = _names(rows)
     return [Problem(names[digest], DAMAGED, reason) for digest, reason in damage.items()]
 
 
-def _names(rows: Iterable[PlanRow]) -> dict[str, str]:
+def _names(rows: Iterable[AskedRun]) -> dict[str, str]:
     """What every run is called first, by digest."""
     return {row.label.digest: row.label.name for row in reversed([*rows])}

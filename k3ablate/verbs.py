@@ -9,7 +9,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from pandas import DataFrame
 
@@ -39,6 +39,7 @@ from k3ablate.records import (
     METRICS_FILE,
     PUBLISHED_SET,
     RUNS_TABLE,
+    Label,
     RunRecord,
     Status,
     read_table,
@@ -56,6 +57,23 @@ if TYPE_CHECKING:
     from k3ablate.planning import PowerAnswer
 
 Say = Callable[[str], None]
+
+
+class AskedRun(Protocol):
+    """What is asked of a run: a row of a plan, or a trial."""
+
+    @property
+    def label(self) -> Label:
+        """How it is called; without a digest while its corpus is not built."""
+
+    @property
+    def tokens(self) -> int:
+        """Its budget."""
+
+    @property
+    def flops(self) -> float:
+        """Training FLOPs."""
+
 
 # Of one worker on a small model, where nothing has been measured yet.
 ASSUMED_FLOPS_PER_SECOND = 5e9
@@ -244,12 +262,12 @@ def _check_row_budget(row: PlanRow, corpus: Corpus) -> None:
         check_budget(corpus, row.spec.training, row.tokens)
 
 
-def digests(rows: Iterable[PlanRow]) -> list[str]:
+def digests(rows: Iterable[AskedRun]) -> list[str]:
     """The runs of a plan, each once; rows whose corpus is not built have none."""
-    return list(dict.fromkeys(row.label.digest for row in rows if row.spec is not None))
+    return list(dict.fromkeys(row.label.digest for row in rows if row.label.digest))
 
 
-def problems(rows: Iterable[PlanRow], records: Mapping[str, RunRecord]) -> list[Problem]:
+def problems(rows: Iterable[AskedRun], records: Mapping[str, RunRecord]) -> list[Problem]:
     """Every run that ended without a loss, once, under its first name."""
     found: dict[str, Problem] = {}
     for row in rows:

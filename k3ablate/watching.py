@@ -105,7 +105,7 @@ def watch(name: str, root: Path, seconds: float, shown_on: Screen) -> Standings:
     rows = plan_from_known_corpora(experiment, root).rows
     with shown_on:
         while True:
-            standings = look(experiment, rows, root, lookout)
+            standings = look(experiment.name, rows, root, lookout)
             shown_on.show(standings)
             if standings.is_over:
                 return standings

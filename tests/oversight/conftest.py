@@ -138,7 +138,7 @@ class Grid:
         note_attempt(self.folders[index].path, Attempt(cause=cause, num_steps=5, job=job))
 
     def look(self, lookout: Any) -> Standings:
-        return look(self.experiment, self.rows, self.root, lookout)
+        return look(self.experiment.name, self.rows, self.root, lookout)
 
 
 @pytest.fixture

@@ -165,4 +165,10 @@ def test_ctrl_c_leaves_the_queue_and_says_what_goes_on_and_what_ends_it(here: Pa
     assert waiting.returncode == 3, said
     assert "trials that are queued or running go on" in said
     assert "`k3ablate tune tiny.yaml --cluster here.yaml` goes on with the study" in said
+    assert "`k3ablate cancel tiny.yaml --tuning` ends them" in said
     assert len(cluster.queue()) == 6
+    environment = {**os.environ, **SETTINGS, "K3ABLATE_RUNS": str(here / "queue")}
+    command = [sys.executable, "-m", "k3ablate.cli", "cancel", "tiny.yaml", "--tuning"]
+    shown = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=True).stdout
+    assert shown.startswith("tiny-tuning: cancelled 6 tasks: 6 runs were waiting, 0 were running\n")
+    assert not cluster.queue()
