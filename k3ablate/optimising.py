@@ -32,7 +32,7 @@ from k3ablate.tuning.laws import laws
 from k3ablate.tuning.space import widened
 from k3ablate.tuning.store import Trial
 from k3ablate.tuning.study import Asked, Study, conduct, extend, look
-from k3ablate.tuning.trials import SEPARATE, Studies, studies
+from k3ablate.tuning.trials import SEPARATE, Studies, check_widened, studies
 from k3ablate.verbs import check_validation, prepare_tracking
 
 
@@ -189,6 +189,9 @@ def _extend(folder: Path, every: Studies, chosen: Iterable[Study]) -> tuple[list
                 if widened(spaces[peers[0].name][path], side).ends != spaces[peers[0].name][path].ends
             }  # fmt: skip
             if sides:
+                before = spaces[peers[0].name]
+                wider = {path: widened(one, sides[path]) if path in sides else one for path, one in before.items()}
+                check_widened(every, size, wider)
                 extend(folder, peers, sides, every.tuning.trials // 2)
                 further += peers
                 done += [

@@ -8,10 +8,10 @@ the rows is in `study` and in the verbs.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from k3ablate.config import InputError, digest, parse
+from k3ablate.config import InputError, digest, located, parse
 from k3ablate.experiment import Arm, Experiment, distinct_arms, setting, setting_digest
 from k3ablate.plan import PlanRow, Point, points, rows_at, tried_recipes
-from k3ablate.search import Grid, Tuning
+from k3ablate.search import Grid, Range, Tuning
 from k3ablate.training.spec import DataRecipe
 from k3ablate.tuned import Taken
 from k3ablate.tuning.costs import check_costs
@@ -67,6 +67,14 @@ class Studies:
     def corpus_of(self, study: Study) -> str:
         """Digest of the corpus that its trials train on."""
         return self.corpora[setting(self.experiment, self.arm(study.arm)).data]
+
+
+def check_widened(every: Studies, size: str, space: Mapping[str, Range]) -> None:
+    """InputError where an arm does not take, or at this size cannot afford, a space that would be widened."""
+    tuning = {"sizes": [size], "space": {path: one.tree() for path, one in space.items()}}
+    wider = parse(Experiment, every.experiment.tree() | {"tuning": tuning}, source="--extend")
+    with located("--extend"):
+        check_costs(wider)
 
 
 def studies(experiment: Experiment, corpora: Mapping[DataRecipe, str], num_trials: int | None = None) -> Studies:

@@ -167,3 +167,38 @@ def test_data_that_are_measured_on_other_text_are_refused_before_a_trial(
     assert code == 2
     assert "different validation sets" in err
     assert not list(Path("runs").glob("*/record.json"))
+
+
+@pytest.mark.parametrize(
+    ("path", "one", "told"),
+    [
+        (RATIO, {"low": 0.5, "high": 2.0}, "where the nearest width may miss them"),
+        ("training.schedule.warmup_fraction", {"low": 0.2, "high": 0.9, "scale": "linear"}, "less than 1"),
+    ],
+)
+def test_a_range_is_not_widened_beyond_what_arms_take_and_a_size_affords(
+    k3ablate, monkeypatch: pytest.MonkeyPatch, path: str, one: Tree, told: str
+) -> None:
+    whole = optimising.local.run_grid
+
+    def slopes(rows: Sequence[PlanRow], *arguments: object) -> dict[str, RunRecord]:
+        values = {row.label.digest: float(row.tuned.values[path]) for row in rows}
+        evaluations = {
+            name: {"validation": Evaluation(loss=5 - value, bits_per_byte=5 - value, num_tokens=64)}
+            for name, value in values.items()
+        }
+        return {
+            name: record.model_copy(update={"evaluations": evaluations[name]})
+            for name, record in whole(rows, *arguments).items()
+        }
+
+    monkeypatch.setattr(optimising.local, "run_grid", slopes)
+    write("edges", {path: one}, [2e10])
+    assert "AT THE EDGE" in k3ablate("tune", "edges.yaml")[1]
+    written = {file: file.read_bytes() for file in Path("recipes/tuned/edges").iterdir()}
+    code, _, err = k3ablate("tune", "edges.yaml", "--extend")
+    assert code == 2
+    assert "--extend: " in err
+    assert told in err
+    assert k3ablate("tune", "edges.yaml")[0] == 0
+    assert {file: file.read_bytes() for file in written} == written
