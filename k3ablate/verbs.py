@@ -114,11 +114,12 @@ def plan(name: str, root: Path, num_workers: int) -> Planned:
     """Every row with its cost and state, and the time that is left."""
     experiment = load(experiment_path(name))
     rows = plan_from_known_corpora(experiment, root).rows
-    trunk_notes = _saved_by_trunks(rows) if all(row.spec for row in rows) else [UNBUILT_NOTE]
     records = folders.records(root, digests(rows))
     states = folders.states(root, digests(rows), records)
     runs = {row.label.digest or str(index): row for index, row in enumerate(rows)}.values()
-    flops_left = sum(row.flops for row in runs if states.get(row.label.digest) not in SETTLED_STATES)
+    left = [row for row in runs if states.get(row.label.digest) not in SETTLED_STATES]
+    flops_left = sum(row.flops for row in left)
+    trunk_notes = _saved_by_trunks(rows, left) if all(row.spec for row in rows) else [UNBUILT_NOTE]
     rate, basis = _throughput(records.values())
     design, power_text = _power_of_plan(name, experiment, rows, records)
     return Planned(
@@ -278,14 +279,20 @@ def problems(rows: Iterable[AskedRun], records: Mapping[str, RunRecord]) -> list
     return list(found.values())
 
 
-def _saved_by_trunks(rows: Iterable[PlanRow]) -> list[str]:
-    """What runs with other budgets share, in a line."""
-    found = trunks.shared((row.spec, row.flops) for row in rows if row.spec is not None)
+def _saved_by_trunks(rows: Iterable[PlanRow], left: Iterable[PlanRow]) -> list[str]:
+    """What runs with other budgets share, in a line, and what of it the time left does not count on."""
+    found, open_still = (
+        trunks.shared((row.spec, row.flops) for row in some if row.spec is not None) for some in (rows, left)
+    )
     if found is None:
         return []
+    counted = "" if open_still is None else (
+        f"; what is left is counted in full, and may be {number(open_still.flops_saved)} FLOPs less"
+    )  # fmt: skip
     return [
         f"trunks: {found.num_runs} runs of several budgets share {found.num_trunks}, which saves up to "
-        f"{number(found.flops_saved)} of their {number(found.flops)} FLOPs: as much as runs that start later find saved"
+        f"{number(found.flops_saved)} of their {number(found.flops)} FLOPs: as much as runs that start later find "
+        f"saved{counted}"
     ]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from k3ablate import verbs
+from k3ablate.answers import number
 from k3ablate.config import write_yaml
 from k3ablate.experiment import load
 from k3ablate.jobs import folders
@@ -42,11 +43,17 @@ def experiment(tmp_path: Path) -> Path:
 
 def test_budgets_share_their_trunk(experiment: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     root = tmp_path / "runs"
+    unrun = verbs.plan_from_built_corpora(load(experiment), root, print).rows
+    (note,) = verbs.plan(str(experiment), root, 1).notes
+    saved = verbs.trunks.shared((row.spec, row.flops) for row in unrun if row.spec is not None)
+    assert saved is not None
+    assert note.endswith(f"what is left is counted in full, and may be {number(saved.flops_saved)} FLOPs less")
     ran = verbs.run(str(experiment), root, 1, reporter(sys.stdout))
     assert ran.counts == {"finished": 4}
     assert f"trunks: 4 checkpoints in {root / 'trunks'}" in capsys.readouterr().out
     planned = verbs.plan(str(experiment), root, 1)
     assert planned.notes[0].startswith("trunks: 4 runs of several budgets share 2, which saves up to ")
+    assert "what is left" not in planned.notes[0]
     rows = verbs.plan_from_known_corpora(load(experiment), root).rows
     records = folders.records(root, verbs.digests(rows))
     frame = table([row.label for row in rows], records)
