@@ -346,7 +346,7 @@ def test_gradients_do_not_outlive_a_backward_nor_values_their_graph() -> None:
     states, kept = passes.states(), []
     ledger = states[0].step.ledger
     states[4].read(4).register_hook(lambda gradient: kept.append(weakref.ref(gradient)))
-    states[2].read(2).register_hook(lambda _: kept.append(weakref.ref(ledger.entries[-1].gradient_BTD)))
+    states[2].read(2).register_hook(lambda _: kept.append(weakref.ref(ledger.gradients[-1])))
     loss = sum(state.read(reader).square().sum() for reader, state in enumerate(states))
     loss.backward()
     assert [gradient() for gradient in kept] == [None, None]
