@@ -1,15 +1,20 @@
 """The verb `submit` from the outside, with a Slurm that only answers (a real one: tests/slurm)."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from k3ablate import cli
-from k3ablate.jobs import controller
+from k3ablate.jobs import awaited, controller
 from k3ablate.jobs.controller import Full, Limits, QueuedTask, Refused, Unreachable
-from k3ablate.jobs.folders import RunFolder
+from k3ablate.jobs.dispatch import Order
+from k3ablate.jobs.folders import NO_PROGRESS, RunFolder
 from k3ablate.jobs.packs import PackedRun, read_pack_file
+from k3ablate.jobs.worker import failed_record
+from k3ablate.plan import PlanRow
+from k3ablate.records import RunRecord
 
 EXPERIMENT = """
 name: tiny
@@ -206,6 +211,35 @@ def test_a_run_that_a_task_of_the_queue_trains_counts_as_queued(
     with RunFolder(place / "runs" / packed(place, 1)[0].digest).claimed():
         assert code_of(*arguments) == cli.DONE
     assert capsys.readouterr().out == "tiny: 0 submitted, 2 queued before, 0 done\n"
+
+
+def test_trials_and_their_study_lie_where_the_recipe_says(
+    place: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = []
+
+    def fail(rows: Sequence[PlanRow], order: Order, reporter: object) -> dict[str, RunRecord]:
+        orders.append((order, [row.label.name for row in rows]))
+        return {row.label.digest: failed_record(row.spec, NO_PROGRESS, "planted") for row in rows if row.spec}
+
+    monkeypatch.setattr(awaited, "run_grid", fail)
+    space = "{training.optimizer.weight_decay: {low: 1.0e-2, high: 1.0e-1}}"
+    (place / "tiny.yaml").write_text(
+        f"{EXPERIMENT}tuning: {{sizes: [xs], trials: 3, sampler: {{kind: random}}, space: {space}}}\n"
+    )
+    (place / "there.yaml").write_text("{minutes: 10, cpus: 2, runs: there}")
+    arguments = ("tune", "tiny.yaml", "--cluster", "there.yaml", "--arm", "low")
+    assert code_of(*arguments) == cli.FAILED
+    ((order, names),) = orders
+    assert (order.experiment, order.root, order.source) == ("tiny-tuning", place / "there", "there.yaml")
+    assert names == [f"low/trial-{number} xs seed 0" for number in range(3)]
+    assert (place / "there" / "tuning" / "tiny" / "journal.log").exists()
+    assert not (place / "runs").exists()
+    assert "low xs trial 0 failed: planted" in capsys.readouterr().out
+
+    assert code_of(*arguments, "--workers", "2") == cli.WRONG_INPUT
+    assert code_of(*arguments[:3], "narrow.yaml") == cli.WRONG_INPUT
+    assert "narrow.yaml: cpus: found 1" in capsys.readouterr().err
 
 
 def packed(place: Path, number: int) -> list[PackedRun]:

@@ -149,7 +149,7 @@ def test_slurm_is_asked_rarely_while_nothing_ends(cluster: FakeCluster) -> None:
 
 
 def test_what_was_lost_is_submitted_again_and_the_loss_is_noted_once(cluster: FakeCluster) -> None:
-    cluster.fates.extend([cluster.die])
+    cluster.fates.extend([cluster.die, *[Full("no room")] * 3])  # so that its end is seen again and again
     assert statuses(cluster.run(2)) == ["finished"] * 2
     assert [len(cluster.packs(number)) for number in range(2)] == [2, 2]
     for seed in range(2):
