@@ -62,12 +62,17 @@ def _baseline(tree: Mapping[str, Tree], source: str, complete: Complete) -> Tree
 
 def _budget(budget: Tree, source: str) -> Tree:
     """`{kind: compute_optimal, from: X}` with the law of the ladder that `isoflop X` wrote."""
-    if not isinstance(budget, Mapping) or budget.get("kind") != "compute_optimal" or "from" not in budget:
+    if not isinstance(budget, Mapping) or budget.get("kind") != "compute_optimal" or "law" in budget:
         return budget
+    name = budget.get("from")
+    if not isinstance(name, str):
+        raise InputError(f"{source}: found {dict(budget)!r}; write {{kind: compute_optimal, from: X}} with a swept X")
     rest = {key: value for key, value in budget.items() if key != "from"}
-    with located(source):
-        path = recipe_path("ladders", str(budget["from"]))
-        return {**rest, **parse(tuned.Ladder, read_yaml(path), source=str(path)).budget()}
+    try:
+        path = recipe_path("ladders", name)
+    except InputError as error:
+        raise InputError(f"{source}: {error}; `k3ablate isoflop {name}` writes it") from None
+    return {**rest, **parse(tuned.Ladder, read_yaml(path), source=str(path)).budget()}
 
 
 def _component(component: Tree, source: str) -> Tree:

@@ -358,12 +358,21 @@ def test_an_experiment_takes_the_ladder_of_a_sweep_and_runs_carry_only_its_token
     assert "WARNING: the baseline is not the one that was swept in planted" in k3ablate("check", "taking.yaml")[1]
 
 
-def test_a_ladder_that_is_not_there_is_named(k3ablate, place: Path) -> None:
-    budget = "budgets: [{kind: compute_optimal, from: planted}]"
+@pytest.mark.parametrize(
+    ("written", "told"),
+    [
+        (", from: planted", "no such ladders recipe; write one of (none found); `k3ablate isoflop planted` writes it"),
+        (", from: 3", "write {kind: compute_optimal, from: X}"),
+        ("", "write {kind: compute_optimal, from: X}"),
+    ],
+)
+def test_a_ladder_that_is_not_there_is_told_with_what_to_write(k3ablate, place: Path, written: str, told: str) -> None:
+    budget = f"budgets: [{{kind: compute_optimal{written}}}]"
     (place / "taking.yaml").write_text(EXPERIMENT.replace("budgets: [{kind: tokens, tokens: 1280}]", budget))
     code, _, err = k3ablate("check", "taking.yaml")
     assert code == 2
-    assert "budgets.0: recipes/ladders/planted.yaml: no such ladders recipe" in err
+    assert "budgets.0: " in err
+    assert told in err
 
 
 def test_a_sweep_needs_budgets_in_flops(k3ablate) -> None:
