@@ -46,6 +46,7 @@ SPEC_FILE = "spec.json"
 RECORD_FILE = "record.json"
 METRICS_FILE = "metrics.jsonl"
 ROUTING_FILE = "routing.json"
+SPECIMEN_FILE = "specimen.json"
 CHECKPOINTS_FOLDER = "checkpoints"
 RUNS_TABLE = "runs.csv"  # among the results of an experiment
 SETTLED = frozenset({Status.FINISHED, Status.DIVERGED})  # never trained again
@@ -93,6 +94,18 @@ class RoutedPairs(OfRun):
     validation: str  # the set that was read
     num_tokens: int = Field(gt=0)
     pairs: list[list[NonNegativeInt]]  # by routed layer, first to last, and by expert
+
+
+class Specimen(OfRun):
+    """What a trained model did with a few tokens of a validation set: small, and kept since the weights are not."""
+
+    validation: str  # the set they are from
+    texts: list[str]  # of the tokens, one by one
+    experts: list[list[list[NonNegativeInt]]]  # by routed layer and token, the heaviest first
+    weights: list[list[list[float]]]  # of the same
+    read_weights: list[list[float]]  # of every read of attention residuals, the output's last; means over tokens
+    magnitude_edges: list[float]  # of bins of absolute values
+    magnitudes: dict[str, list[NonNegativeInt]]  # place -> by bin, numbers that down-projections took in
 
 
 class RunRecord(OfRun):
@@ -177,6 +190,16 @@ def read_routing(folder: Path, digest: str) -> RoutedPairs | None:
 def write_routing(routing: RoutedPairs, folder: Path) -> None:
     """Keep the counts of a run; before its record, which settles it."""
     write_atomic(folder / ROUTING_FILE, routing.model_dump_json() + "\n")
+
+
+def read_specimen(folder: Path, digest: str) -> Specimen | None:
+    """What run `digest` did with a few tokens, or None; InputError as for the record."""
+    return _read(folder / SPECIMEN_FILE, Specimen, digest, "specimen", "delete it")
+
+
+def write_specimen(specimen: Specimen, folder: Path) -> None:
+    """Keep the specimen of a run; before its record, which settles it."""
+    write_atomic(folder / SPECIMEN_FILE, specimen.model_dump_json() + "\n")
 
 
 def refuse_link(folder: Path) -> None:

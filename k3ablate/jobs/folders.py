@@ -4,8 +4,8 @@
 ended its attempts is in `attempts`, and no state has to be cleaned up after a crash. Nothing here trains or starts
 processes (`local`), and nothing here imports torch, so that a worker can set its threads before torch is loaded.
 
-    <root>/<digest>/   spec.json record.json metrics.jsonl routing.json checkpoints/ log.txt failure.txt attempts.jsonl
-                       lock lease.json
+    <root>/<digest>/   spec.json record.json metrics.jsonl routing.json specimen.json checkpoints/ log.txt failure.txt
+                       attempts.jsonl lock lease.json
     <root>/corpora/  <root>/mlflow.db  <root>/results/<experiment>/
 """
 
@@ -32,9 +32,11 @@ from k3ablate.records import (
     FrozenSpec,
     RoutedPairs,
     RunRecord,
+    Specimen,
     read_record,
     read_routing,
     read_spec,
+    read_specimen,
     refuse_link,
     refuse_links,
     require_spec_of,
@@ -141,6 +143,10 @@ class RunFolder:
     def routing(self) -> RoutedPairs | None:
         """How its tokens were routed when it finished, or None; what is damaged is an InputError, as for the record."""
         return read_routing(self.path, self.digest)
+
+    def specimen(self) -> Specimen | None:
+        """What it did with a few tokens when it had finished, or None; InputError as for the record."""
+        return read_specimen(self.path, self.digest)
 
     def write_record(self, record: RunRecord) -> None:
         """Settle the run."""

@@ -42,6 +42,7 @@ from k3ablate.records import (
     read_spec,
     write_record,
     write_routing,
+    write_specimen,
 )
 from k3ablate.tracking import NoTracking
 from k3ablate.training import parallel, trunks
@@ -66,6 +67,7 @@ from k3ablate.training.parallel import Place
 from k3ablate.training.provenance import versions_beside
 from k3ablate.training.sources import TRAIN_SET
 from k3ablate.training.spec import Execution, RunSpec
+from k3ablate.training.specimens import specimen
 from k3ablate.training.stopping import Stopped
 
 # What is said although nothing is wrong: Slurm's own launcher is not used on purpose, Lightning 2.6 asks torch 2.13 for
@@ -169,6 +171,7 @@ class _Run:
             evaluations[name] = evaluation
             if name == PUBLISHED_SET and pairs:
                 self._keep_routing(pairs, name, evaluation.num_tokens)
+        self._keep_specimen()
         return self._record(Status.FINISHED, evaluations=evaluations)
 
     def _keep_routing(self, pairs: list[Tensor], name: str, num_tokens: int) -> None:
@@ -177,6 +180,12 @@ class _Run:
         routing = RoutedPairs(digest=self.spec.digest(), validation=name, num_tokens=num_tokens, pairs=counts)
         if self.place.is_first:
             write_routing(routing, self.folder)
+
+    def _keep_specimen(self) -> None:
+        """All ranks look, since a model that is cut over them runs on all together."""
+        found = specimen(self.module.decoder, self.spec, self.corpus)
+        if self.place.is_first:
+            write_specimen(found, self.folder)
 
     @property
     def checkpoints(self) -> Path:

@@ -19,7 +19,7 @@ from k3ablate.config import InputError
 from k3ablate.model.balancing import Balancer
 from k3ablate.model.decoder import Decoder
 from k3ablate.model.inspection import PLACES, Magnitudes
-from k3ablate.records import Evaluation, FrozenSpec, RunRecord, Status, read_routing, write_spec
+from k3ablate.records import Evaluation, FrozenSpec, RunRecord, Status, read_routing, read_specimen, write_spec
 from k3ablate.tracking import NoTracking
 from k3ablate.training.corpus import Corpus
 from k3ablate.training.data import windows
@@ -193,7 +193,25 @@ def test_a_run_without_routed_experts_leaves_no_routing(tiny_spec: Spec, tiny_co
     dense = {"main": {"kind": "dense", "hidden_width": 8}, "leading": None}
     spec = tiny_spec(model__feed_forward=dense, model__balancing={"kind": "none"})
     assert train(spec, tmp_path, tiny_corpus, EVERY_STEP, NoTracking()).status is Status.FINISHED
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "record.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["metrics.jsonl", "record.json", "specimen.json"]
+
+
+def test_a_finished_run_leaves_what_its_model_did_with_a_few_tokens(
+    tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path
+) -> None:
+    spec = tiny_spec(model__residual={"kind": "full_attnres"}, training__context=64)
+    train(spec, tmp_path, tiny_corpus, EVERY_STEP, NoTracking())
+    kept = read_specimen(tmp_path, spec.digest())
+    assert kept is not None
+    window, scale = tiny_corpus.tokens("validation")[:48], spec.model.feed_forward.main.routed_scale
+    assert "".join(kept.texts) == tiny_corpus.decode(window)
+    assert [len(layer) for layer in kept.experts] == [48, 48]
+    for layer, weights in zip(kept.experts, kept.weights, strict=True):
+        assert all(len(set(chosen)) == 2 and max(chosen) < 6 for chosen in layer)
+        assert all(one[0] >= one[1] and sum(one) == pytest.approx(scale) for one in weights)
+    assert [len(read) for read in kept.read_weights] == [1, 2, 3, 4, 5]
+    assert [sum(read) for read in kept.read_weights] == pytest.approx([1.0] * 5)
+    assert sum(kept.magnitudes["routed_hidden"]) == 64 * 2 * 2 * 12
 
 
 def test_the_auxiliary_loss_is_in_no_published_number(tiny_spec: Spec, tiny_corpus: Corpus, tmp_path: Path) -> None:
