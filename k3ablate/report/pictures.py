@@ -21,6 +21,7 @@ from k3ablate.config import DIGEST_LENGTH
 from k3ablate.report.style import LIGHT, Theme
 from k3ablate.storage import write_atomic
 
+Row = dict[str, str | int | float]  # of the data of a picture
 INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "legend.labelcolor")
 # Names inside an SVG are random unless salted; fonts of a PDF are embedded as TrueType, which journals want.
 FONTS: dict[Any, Any] = {"svg.hashsalt": "k3ablate", "svg.fonttype": "path", "pdf.fonttype": 42}

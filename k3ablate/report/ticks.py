@@ -14,6 +14,7 @@ from k3ablate.report.style import MOST_PLACES
 
 MANTISSAS = (1.0, 2.0, 5.0, 3.0, 1.5, 7.0)  # rounder ones first
 STEPS = (1000.0, 100.0, 10.0, 5.0, 1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
+PLAIN = (1e-2, 2e3)  # an axis inside has plain numbers
 MOST_MULTIPLES = 500  # of one step that are looked at
 DECADES_OF_STEPS = 3.0  # beyond, decades and their parts are rounder than steps
 
@@ -43,9 +44,12 @@ def label_factors(axis: Axis, low: float, high: float, most: int) -> None:
 
 
 def label_decades(axis: Axis, low: float, high: float, most: int) -> None:
-    """Ticks of a logarithmic axis of compute as powers of ten."""
+    """Ticks of a logarithmic axis of compute, as powers of ten where plain numbers would be long."""
     _place(axis, decade_ticks(low, high, most))
-    axis.set_major_formatter(LogFormatterSciNotation(minor_thresholds=(math.inf, math.inf)))
+    if PLAIN[0] <= low and high <= PLAIN[1]:
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4g}"))
+    else:
+        axis.set_major_formatter(LogFormatterSciNotation(minor_thresholds=(math.inf, math.inf)))
 
 
 def _place(axis: Axis, ticks: list[float]) -> None:
