@@ -180,6 +180,17 @@ class NumbaSources(Sources):
         """What `reader` gets: of another one than the next, by the definition."""
         return self.normalised_BTD if reader == self.step.reader else super().read(reader)
 
+    def mixed(self, reader: int) -> Tensor:
+        """What is normalised for `reader`: where no gradient is asked for, with the weights that it was made with."""
+        if reader != self.step.reader or torch.is_grad_enabled():
+            return super().mixed(reader)
+        noted = self.step.sources[-1].table[: len(self.every) * self.step.ledger.num_tokens]
+        weights_SBT1 = noted.view(len(self.every), *self.current.shape[:-1], 1)
+        mixed_BTD = torch.zeros_like(self.current)
+        for weights_BT1, value_BTD in zip(weights_SBT1, self.every, strict=True):
+            mixed_BTD.addcmul_(weights_BT1, value_BTD)
+        return mixed_BTD
+
 
 def _next_step(ledger: _Ledger, reader: int, before: tuple[_Source, ...], is_sum: bool) -> _Step:
     """With a new source behind those before it."""

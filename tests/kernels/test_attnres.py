@@ -262,6 +262,13 @@ def test_without_gradients_values_are_the_same_and_nothing_is_recorded() -> None
             assert not read.requires_grad
 
 
+def test_what_is_normalised_can_be_seen() -> None:
+    ours, plain = both(BLOCKS)
+    with torch.no_grad():
+        seen = [[state.mixed(reader) for reader, state in enumerate(passes.states())] for passes in (ours, plain)]
+    assert_same(*seen)
+
+
 def test_values_may_be_used_outside_reads() -> None:
     results = []
     for passes in both(BLOCKS):
