@@ -1,14 +1,12 @@
-"""What does a split look like, on a terminal, in Markdown and in CSV?
+"""What does a published split say?
 
 One row per component with first in, last in and its part, then what is left over and the whole; the matrix of
 interactions; then the sentences of `split_notes`. Printed logarithms and shares are rounded so that they add up to the
-printed whole to the last digit. The CSV holds every number at full precision. Nothing is computed here.
+printed whole to the last digit. `sheet` is for files (`writing`), where its records hold every number at full
+precision, `render_text` for a terminal. Nothing is computed here.
 """
 
-import csv
-import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tabulate import tabulate
@@ -16,63 +14,51 @@ from tabulate import tabulate
 from k3ablate.fits.attribution import Part, Split
 from k3ablate.fits.split import Effect
 from k3ablate.fits.split_analysis import AnalysedSplit
+from k3ablate.report import writing
+from k3ablate.report.sheet import Grid, Sheet
 from k3ablate.report.split_notes import NOTHING, cell, heading, range_text, sentences, verdict, whole_name
 from k3ablate.report.style import places_of, signed_decimals
-from k3ablate.report.tables import escaped, markdown_table
-from k3ablate.storage import write_atomic
 
 LOG_PLACES, SHARE_PLACES = 4, 1  # fewest decimals of ln m; decimals of a share in percent
 NUMBERS = ("factor", "factor_low", "factor_high", "log", "log_low", "log_high", "told_from_1")
 PART_HEADINGS = {"shapley": "Shapley (95 %)", "pairwise": "pairwise model (95 %)"}
 
 
-@dataclass(frozen=True)
-class Grid:
-    """A table as text."""
+def sheet(found: AnalysedSplit, notes: Sequence[str], provenance: str, name: str = "split") -> Sheet:
+    """The published split; `notes` stand after its own sentences, and tell of runs that are in no fit."""
+    records = [row | {"provenance": provenance} for split in _splits(found) for row in _records(split, found)]
+    matrix = _matrix(found.split)
+    return Sheet(
+        name=name,
+        title=heading(found),
+        grids=(_components(found.split, "verdict"), *([matrix] if matrix else [])),
+        notes=(*sentences(found), *notes),
+        provenance=provenance,
+        records=tuple(records),
+    )
 
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
+
+def write_split(found: AnalysedSplit, notes: Sequence[str], stem: Path) -> list[Path]:
+    """Write `<stem>.md`, `.csv`, `.tex` and `.html`; the last of `notes` is the provenance."""
+    *remarks, provenance = notes
+    return writing.write(sheet(found, remarks, provenance, stem.name), stem.parent)
 
 
 def render_text(found: AnalysedSplit, notes: Sequence[str]) -> str:
     """The split for a terminal; `notes` stand at its end."""
-    grids = [tabulate(grid.rows, grid.headings, "simple", disable_numparse=True) for grid in _grids(found.split)]
+    matrix = _matrix(found.split)
+    grids = [_components(found.split), *([matrix] if matrix else [])]
+    shown = [tabulate(grid.rows, grid.headings, "simple", disable_numparse=True) for grid in grids]
     lines = [f"- {line}" for line in (*sentences(found), *notes)]
-    return "\n".join(["\n\n".join([heading(found), *grids]), "", *lines])
+    return "\n".join(["\n\n".join([heading(found), *shown]), "", *lines])
 
 
-def render_markdown(found: AnalysedSplit, notes: Sequence[str]) -> str:
-    """The same as GitHub-flavoured Markdown."""
-    tables = ["\n".join(markdown_table(grid.headings, grid.rows)) for grid in _grids(found.split)]
-    lines = "\n".join(f"- {escaped(line)}" for line in (*sentences(found), *notes))
-    return "\n\n".join([escaped(heading(found)), *tables, lines]) + "\n"
+def _splits(found: AnalysedSplit) -> tuple[Split, ...]:
+    return (found.split, *found.other_targets)
 
 
-def render_csv(found: AnalysedSplit) -> str:
-    """One row per number: what it is, the factor and its logarithm with their intervals, and its share."""
-    text = io.StringIO()
-    rows = [row for split in (found.split, *found.other_targets) for row in _csv_rows(split, found)]
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def write_split(found: AnalysedSplit, notes: Sequence[str], stem: Path) -> tuple[Path, Path]:
-    """Write `<stem>.md` and `<stem>.csv`; both are the same bytes for the same split."""
-    markdown, comma = stem.with_name(stem.name + ".md"), stem.with_name(stem.name + ".csv")
-    write_atomic(markdown, render_markdown(found, notes))
-    write_atomic(comma, render_csv(found))
-    return markdown, comma
-
-
-def _grids(split: Split) -> list[Grid]:
-    matrix = _matrix(split)
-    return [_components(split), *([matrix] if matrix else [])]
-
-
-def _components(split: Split) -> Grid:
-    """Components, what they leave over, and the whole."""
+def _components(split: Split, verdicts: str = "") -> Grid:
+    """Components, what they leave over, and the whole; `verdicts` is the heading of the last column."""
     own = PART_HEADINGS.get(split.method)
     logs, shares = _logs(split), _shares(split)
     ends: dict[str, tuple[Part | None, str, str]] = {
@@ -87,8 +73,8 @@ def _components(split: Split) -> Grid:
     rows += [_left_over(part.name, part.effect, log, share, bool(own)) for part, log, share in ends.values() if part]
     rows += _whole(split, bool(own))
     ln_m = "ln m" if own or split.method == "none" else f"ln m, {split.method}"
-    headings = ("component", "first in (95 %)", "last in (95 %)", *([own] if own else []), ln_m, "share", "")
-    return Grid(headings, tuple(rows))
+    headings = ("component", "first in (95 %)", "last in (95 %)", *([own] if own else []), ln_m, "share", verdicts)
+    return Grid("Components", headings, tuple(rows))
 
 
 def _left_over(name: str, effect: Effect, log: str, share: str, has_part: bool) -> tuple[str, ...]:
@@ -142,10 +128,10 @@ def _matrix(split: Split) -> Grid | None:
     for index, row in enumerate(split.components):
         cells = [cell(by_pair[other, row.name]) for other in names[:index]] + [""] * (len(names) - 1 - index)
         rows.append((row.name, cell(row.gap), *cells))
-    return Grid(("interaction (95 %)", "with all others", *names[:-1]), tuple(rows))
+    return Grid("Interactions", ("interaction (95 %)", "with all others", *names[:-1]), tuple(rows))
 
 
-def _csv_rows(split: Split, found: AnalysedSplit) -> list[dict[str, object]]:
+def _records(split: Split, found: AnalysedSplit) -> list[dict[str, object]]:
     entries: list[tuple[str, str, Effect | None, float | None]] = []
     for row in split.components:
         kinds = {"first in": row.first_in, "last in": row.last_in, "last in over first in": row.gap}

@@ -1,13 +1,12 @@
-"""What does the published table say, in Markdown, CSV and on a terminal?
+"""What does the published table of an experiment say?
 
-One row per arm, then the notes that belong to the numbers, every run that was left out with its reason, and one line of
-provenance that is handed in. The same analysis gives the same bytes: no date stands here unless it is handed in.
-`rows` holds the numbers at full precision; the writers only choose how to show them. Nothing is computed here.
+One row per arm with value and interval, where it is read and whether that was measured, then the notes that belong to
+the numbers, every run that was left out with its reason, and one line of provenance. `sheet` is that table for files
+(`writing`), `render_text` for a terminal. The same analysis gives the same bytes: the date is that of the newest
+record, and handed in, as records do not hold it. Nothing is computed here.
 """
 
-import csv
 import io
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,24 +16,24 @@ from rich.text import Text
 
 from k3ablate.fits.analysis import Analysis, ArmAnalysis
 from k3ablate.fits.multiplier import Multiplier
-from k3ablate.fits.observations import Excluded
 from k3ablate.fits.solve import Fit
+from k3ablate.report import writing
 from k3ablate.report.notes import notes
+from k3ablate.report.sheet import Grid, Sheet
 from k3ablate.report.style import decimal, factor, factor_range, loss_text, probability
-from k3ablate.storage import write_atomic
 
 TERMINAL_WIDTH = 118
 NOTHING = "-"
 HEADINGS = (
     "arm", "changes", "runs", "loss at largest size", "multiplier (95 %)", "read at loss", "range", "p (Holm)",
-    "paired (95 %)", "curve",
+    "paired (95 %)",
 )  # fmt: skip
-TERMINAL_HEADINGS = HEADINGS[:-1]
+FOLD = HEADINGS.index("multiplier (95 %)")
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where the numbers come from; `date` only where the caller wants one in the bytes."""
+    """Where the numbers come from; `date` is that of the newest record, None where nobody knows it."""
 
     experiment: str
     experiment_digest: str
@@ -53,68 +52,45 @@ class Provenance:
             f"code {self.code_version}",
             f"command: {self.command}",
         ]
-        return "; ".join([*parts, self.date] if self.date else parts)
+        return "; ".join([*parts, f"newest record {self.date}"] if self.date else parts)
 
 
-def render_markdown(analysis: Analysis, provenance: Provenance) -> str:
-    """The table, its notes and the excluded runs as GitHub-flavoured Markdown."""
-    body = [_cells(analysis, arm) for arm in analysis.arms]
-    lines = [*markdown_table(HEADINGS, body), ""]
-    lines += [f"- {escaped(note)}" for note in notes(analysis)]
-    lines += ["", f"**{_excluded_title(analysis)}**"]
-    if analysis.excluded:
-        lines += ["", *markdown_table(("arm", "size", "seed", "status", "reason"), excluded_cells(analysis.excluded))]
-    lines += ["", f"Provenance: {escaped(provenance.line())}", ""]
-    return "\n".join(lines)
+def sheet(analysis: Analysis, provenance: Provenance, name: str = "table") -> Sheet:
+    """The published table; each of its records has the runs of that arm that are in no fit, and the provenance."""
+    return Sheet(
+        name=name,
+        title=f"{provenance.experiment}: loss and compute multiplier of every arm against {analysis.baseline}",
+        grids=(Grid("Arms", HEADINGS, tuple(_cells(analysis, arm) for arm in analysis.arms), FOLD),),
+        notes=(*notes(analysis), *_curves(analysis)),
+        provenance=provenance.line(),
+        records=tuple(_record(analysis, arm) | {"provenance": provenance.line()} for arm in analysis.arms),
+        excluded=analysis.excluded,
+    )
 
 
-def render_csv(analysis: Analysis, provenance: Provenance) -> str:
-    """One row per arm with every number at full precision; excluded runs and provenance stand in columns."""
-    rows = [_csv_row(analysis, arm) | {"provenance": provenance.line()} for arm in analysis.arms]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+def write_tables(analysis: Analysis, provenance: Provenance, stem: Path) -> list[Path]:
+    """Write `<stem>.md`, `.csv`, `.tex` and `.html`; the same bytes for the same analysis."""
+    return writing.write(sheet(analysis, provenance, stem.name), stem.parent)
 
 
 def render_text(analysis: Analysis, provenance: Provenance, width: int = TERMINAL_WIDTH) -> str:
     """The same for a terminal of `width` columns, without colours or control codes."""
+    shown = sheet(analysis, provenance)
     table = Table(width=width)
-    for heading in TERMINAL_HEADINGS:
+    for heading in HEADINGS:
         table.add_column(heading, overflow="fold")
-    for arm in analysis.arms:
-        table.add_row(*(Text(cell) for cell in _cells(analysis, arm)[: len(TERMINAL_HEADINGS)]))
-    lines = [f"- {note}" for note in notes(analysis)]
-    lines += [
-        f"- curve of {arm.arm}: {_curve(analysis, arm)}" for arm in analysis.arms if analysis.form or not arm.points
-    ]
-    lines += [_excluded_title(analysis)]
-    lines += [
-        f"- {' '.join(cells[:2])} seed {cells[2]}: {cells[3]}: {cells[4]}"
-        for cells in excluded_cells(analysis.excluded)
-    ]
-    lines += [f"Provenance: {provenance.line()}"]
+    for cells in shown.grids[0].rows:
+        table.add_row(*map(Text, cells))
+    lines = [f"- {note}" for note in shown.notes]
+    lines += [shown.excluded_title]
+    lines += [f"- {run.arm} {run.size} seed {run.seed}: {run.status}: {run.reason}" for run in analysis.excluded]
+    lines += [f"Provenance: {shown.provenance}"]
     buffer = io.StringIO()
     console = Console(file=buffer, width=width, color_system=None, force_terminal=False, emoji=False, highlight=False)
     console.print(table)
     for line in lines:
         console.print(Text(line))
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()) + "\n"
-
-
-def write_tables(analysis: Analysis, provenance: Provenance, stem: Path) -> tuple[Path, Path]:
-    """Write `<stem>.md` and `<stem>.csv`; both are the same bytes for the same analysis."""
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    markdown, comma = stem.with_name(stem.name + ".md"), stem.with_name(stem.name + ".csv")
-    write_atomic(markdown, render_markdown(analysis, provenance))
-    write_atomic(comma, render_csv(analysis, provenance))
-    return markdown, comma
-
-
-def excluded_cells(excluded: Sequence[Excluded]) -> list[tuple[str, ...]]:
-    """Cells of the listing of runs that are in no fit."""
-    return [(run.arm, run.size, str(run.seed), run.status, run.reason) for run in excluded]
 
 
 def _cells(analysis: Analysis, arm: ArmAnalysis) -> tuple[str, ...]:
@@ -130,7 +106,6 @@ def _cells(analysis: Analysis, arm: ArmAnalysis) -> tuple[str, ...]:
         _range(found) if found else ("measured" if arm.multiplier_curve else NOTHING),
         _p_value(arm),
         f"{factor(arm.paired.value)} ({factor_range(arm.paired.interval)})" if arm.paired else NOTHING,
-        _curve(analysis, arm),
     )
 
 
@@ -183,6 +158,12 @@ def _shown_fit(analysis: Analysis, arm: ArmAnalysis) -> Fit | None:
     return arm.fits.get(analysis.form) if analysis.form else None
 
 
+def _curves(analysis: Analysis) -> list[str]:
+    """The curve of every arm; where there is none for any arm, the notes have said why."""
+    told = [arm for arm in analysis.arms if analysis.form or not arm.points]
+    return [f"curve of {arm.arm}: {_curve(analysis, arm)}" for arm in told]
+
+
 def _curve(analysis: Analysis, arm: ArmAnalysis) -> str:
     """Form and parameters with their intervals."""
     fitted = _shown_fit(analysis, arm)
@@ -196,12 +177,7 @@ def _curve(analysis: Analysis, arm: ArmAnalysis) -> str:
     return f"{fitted.form}: {', '.join(parameters)}"
 
 
-def _excluded_title(analysis: Analysis) -> str:
-    count = len(analysis.excluded)
-    return f"Runs in no fit: {count}" if count else "Runs in no fit: none"
-
-
-def _csv_row(analysis: Analysis, arm: ArmAnalysis) -> dict[str, object]:
+def _record(analysis: Analysis, arm: ArmAnalysis) -> dict[str, object]:
     """Numbers at full precision; empty where there is none."""
     found, paired, largest, fitted = arm.multiplier, arm.paired, arm.largest, _shown_fit(analysis, arm)
     left_out = [run for run in analysis.excluded if run.arm == arm.arm]
@@ -230,17 +206,3 @@ def _csv_row(analysis: Analysis, arm: ArmAnalysis) -> dict[str, object]:
         "no_multiplier": arm.no_multiplier,
         "excluded": "; ".join(f"{run.size} seed {run.seed}: {run.status}: {run.reason}" for run in left_out),
     }
-
-
-def markdown_table(headings: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table in Markdown, its cells escaped."""
-    rows = [headings, ["---"] * len(headings), *([escaped(cell) for cell in cells] for cells in body)]
-    return [f"| {' | '.join(cells)} |" for cells in rows]
-
-
-def escaped(text: str) -> str:
-    """Text that Markdown shows as it is: names and reasons come from files and may hold markup."""
-    flat = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    for character in "\\`*_|[]":
-        flat = flat.replace(character, "\\" + character)
-    return flat

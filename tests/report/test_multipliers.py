@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from k3ablate.fits.analysis import Analysis
+from k3ablate.report import markdown
 from k3ablate.report.multipliers import COLUMNS, rows, write_multipliers
 from k3ablate.report.notes import notes
-from k3ablate.report.tables import Provenance, render_markdown, render_text
+from k3ablate.report.tables import Provenance, render_text, sheet
 
 
 def test_rows_are_the_curves_of_the_analysis(analysis: Analysis, tmp_path: Path) -> None:
@@ -40,8 +41,8 @@ def test_a_rejected_shared_form_shows_the_curve_and_no_number(
     analysis = analyses(form="shared_exponent", steeper=0.02)
     line = analysis.arm("k3").multiplier_curve
     assert line is not None
-    markdown = render_markdown(analysis, provenance)
-    (k3,) = (row for row in markdown.splitlines() if row.startswith("| k3 |"))
+    text = markdown.render(sheet(analysis, provenance))
+    (k3,) = (row for row in text.splitlines() if row.startswith("| k3 |"))
     assert f"| m(C) {line.value_G[0]:.2f} to {line.value_G[-1]:.2f} |" in k3
     assert f"| {line.loss_G[0]:.4f} to {line.loss_G[-1]:.4f} | measured | - |" in k3
     flat = " ".join(render_text(analysis, provenance).split())

@@ -18,8 +18,10 @@ from k3ablate.fits.coalitions import Design, design
 from k3ablate.fits.forms import Array
 from k3ablate.fits.split import Coalition, effect
 from k3ablate.fits.split_analysis import AnalysedSplit, Check
+from k3ablate.report import markdown
+from k3ablate.report.sheet import render_csv
 from k3ablate.report.split_notes import cell
-from k3ablate.report.split_table import render_csv, render_markdown, render_text, write_split
+from k3ablate.report.split_table import render_text, sheet, write_split
 from k3ablate.report.style import places_of, signed_decimals
 
 COMPONENTS = ("attention", "residual", "balancing")
@@ -130,15 +132,17 @@ def test_a_partial_design_prints_no_shapley_value_and_says_what_is_missing() -> 
 
 
 def test_markdown_escapes_and_holds_the_same_numbers() -> None:
-    markdown = render_markdown(analysed(FACTORIAL), ["a_b"])
-    assert "a\\_b" in markdown
-    assert "| balancing |" in markdown
-    assert "not told from 1" in markdown
+    text = markdown.render(sheet(analysed(FACTORIAL), ["a_b"], "experiment split_me"))
+    assert "a\\_b" in text
+    assert "| balancing |" in text
+    assert "| verdict |" in text
+    assert "not told from 1" in text
+    assert text.endswith("Provenance: experiment split\\_me\n")
 
 
 def test_the_csv_holds_every_number_at_full_precision() -> None:
     found = analysed(FACTORIAL, claimed=2.5)
-    rows = list(csv.DictReader(io.StringIO(render_csv(found))))
+    rows = list(csv.DictReader(io.StringIO(render_csv(sheet(found, [], "of a test").records))))
     parts = [row for row in rows if row["kind"] == "part (shapley)"]
     assert [row["name"] for row in parts] == [*COMPONENTS, "unattributed"]
     assert sum(float(row["log"]) for row in parts) == pytest.approx(np.log(2.5), abs=1e-12)
@@ -146,6 +150,7 @@ def test_the_csv_holds_every_number_at_full_precision() -> None:
     first = found.split.components[0].first_in
     assert first is not None
     assert float(rows[0]["factor"]) == first.factor
+    assert {row["provenance"] for row in rows} == {"of a test"}
     assert {row["kind"] for row in rows} >= {"first in", "last in", "last in over first in", "interaction"}
 
 

@@ -11,14 +11,24 @@ import pytest
 
 from k3ablate.fits.analysis import Analysis
 from k3ablate.fits.solve import Interval
+from k3ablate.report import markdown, sheet
 from k3ablate.report.notes import notes
 from k3ablate.report.style import probability
-from k3ablate.report.tables import HEADINGS, Provenance, render_csv, render_markdown, render_text, write_tables
+from k3ablate.report.tables import HEADINGS, Provenance, render_text, write_tables
+from k3ablate.report.tables import sheet as published
 
 
-def rows_of(markdown: str) -> list[list[str]]:
+def render_markdown(analysis: Analysis, provenance: Provenance) -> str:
+    return markdown.render(published(analysis, provenance))
+
+
+def render_csv(analysis: Analysis, provenance: Provenance) -> str:
+    return sheet.render_csv(published(analysis, provenance).records)
+
+
+def rows_of(text: str) -> list[list[str]]:
     """Cells of the first table of a Markdown text."""
-    lines = markdown.split("\n\n")[0].splitlines()
+    lines = next(block for block in text.split("\n\n") if block.startswith("|")).splitlines()
     return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
 
 
@@ -37,7 +47,7 @@ def test_markdown_has_one_row_per_arm_with_its_numbers(analysis: Analysis, prove
     assert corrected is not None
     assert html.unescape(k3[7]) == f"{probability(read.p_value)} ({probability(corrected)})"
     assert "(" not in body[3][7]
-    assert k3[9].startswith("power: A ")
+    assert any(note.startswith("curve of k3: power: A ") for note in published(analysis, provenance).notes)
     assert body[0][1] == "baseline"
     assert body[3][1] == "none (A/A)"
 
@@ -53,7 +63,8 @@ def test_every_output_has_the_provenance(analysis: Analysis, provenance: Provena
         flat = " ".join(render(analysis, provenance).split())
         assert "experiment demo (0123456789abcdef); corpus c0ffee" in flat
         assert "command: k3ablate demo" in flat
-    assert "2026-01-02" in render_markdown(analysis, replace(provenance, date="2026-01-02"))
+    dated = replace(provenance, date="2026-01-02")
+    assert all("; newest record 2026-01-02" in text for text in (dated.line(), render_markdown(analysis, dated)))
 
 
 def test_csv_keeps_every_digit(analysis: Analysis, provenance: Provenance) -> None:
@@ -75,7 +86,7 @@ def test_written_files_are_the_same_bytes_twice(
 ) -> None:
     first = write_tables(analyses(), provenance, tmp_path / "one" / "table")
     second = write_tables(analyses(), provenance, tmp_path / "two" / "table")
-    assert [path.name for path in first] == ["table.md", "table.csv"]
+    assert [path.name for path in first] == ["table.md", "table.csv", "table.tex", "table.html"]
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
 
 
@@ -89,9 +100,9 @@ def test_terminal_text_stays_narrow(analyses: Callable[..., Analysis], provenanc
 def test_markup_in_names_is_shown_and_not_run(analyses: Callable[..., Analysis], provenance: Provenance) -> None:
     name = "a|b</script>[bold]*x*"
     strange = analyses(renamed={"kda": name})
-    markdown = render_markdown(strange, provenance)
-    assert r"a\|b&lt;/script&gt;\[bold\]\*x\*" in markdown
-    assert "</script>" not in markdown
+    text = render_markdown(strange, provenance)
+    assert r"a\|b&lt;/script&gt;\[bold\]\*x\*" in text
+    assert "</script>" not in text
     assert name in render_text(strange, provenance).replace("\n", "") or "[bold]" in render_text(strange, provenance)
     assert name in render_csv(strange, provenance)
 
@@ -105,7 +116,7 @@ def test_one_size_shows_losses_and_says_that_there_is_no_curve(
     assert all("(s0)" in cells[3] for cells in body)
     for output in (render_markdown(single, provenance), render_text(single, provenance), "\n".join(notes(single))):
         assert output.count("one size, no curve") == 1
-    assert [cells[9] for cells in body] == ["none"] * 4
+    assert not any("curve of" in note for note in published(single, provenance).notes)
 
 
 @pytest.mark.parametrize("num_sizes", [1, 3])
@@ -114,7 +125,8 @@ def test_an_arm_without_a_finished_run_says_so(
 ) -> None:
     analysis = analyses(num_sizes=num_sizes, unfinished=["kda"])
     _, _, *body = rows_of(render_markdown(analysis, provenance))
-    assert body[2] == ["kda", "attention=kda", "0", "-", "none", *["-"] * 4, "none: no run of this arm finished"]
+    assert body[2] == ["kda", "attention=kda", "0", "-", "none", *["-"] * 4]
+    assert "curve of kda: none: no run of this arm finished" in published(analysis, provenance).notes
     assert "kda: no multiplier: no run of this arm finished" in notes(analysis)
     assert "kda s0 seed 1: diverged: loss above 30 at step 12" in render_text(analysis, provenance)
 
@@ -123,13 +135,12 @@ def test_without_a_finished_run_every_arm_and_every_reason_is_listed(
     analyses: Callable[..., Analysis], provenance: Provenance
 ) -> None:
     analysis = analyses(unfinished=["k2", "k3", "kda", "again"])
-    markdown = render_markdown(analysis, provenance)
-    _, _, *body = rows_of(markdown)
+    text = render_markdown(analysis, provenance)
+    _, _, *body = rows_of(text)
     assert [cells[0] for cells in body] == ["k2", "k3", "kda", "again"]
-    assert {tuple(cells[2:]) for cells in body} == {
-        ("0", "-", "none", "-", "-", "-", "-", "none: no run of this arm finished")
-    }
-    assert markdown.count("| diverged | loss above 30 at step 12 |") == 24
+    assert {tuple(cells[2:]) for cells in body} == {("0", "-", "none", "-", "-", "-", "-")}
+    assert text.count("none: no run of this arm finished") == 4
+    assert text.count("| diverged | loss above 30 at step 12 |") == 24
     assert "Runs in no fit: 24" in render_text(analysis, provenance)
     told = "curves: no run finished, so there is nothing to fit; every run is listed with its reason"
     assert [note for note in notes(analysis) if "finished" in note] == [told]
