@@ -57,6 +57,7 @@ class _Grid:
     lookout: Lookout
     records: dict[str, RunRecord] = field(default_factory=dict)
     ended_before: set[TaskName] | None = None  # tasks, when this began; None until Slurm has answered
+    opened: set[str] = field(default_factory=set)  # what had failed before this began
     running: Sequence[str] = ()  # names, at the last look
     said: str = ""  # last, of what may hold for long
     pace: Pace = field(default_factory=Pace)
@@ -82,6 +83,7 @@ class _Grid:
                 with folder.claimed() as lease:
                     if lease is not None and folder.record() == record:
                         folder.forget_failure()
+                        self.opened.add(digest)
 
     def _wait(self, seconds: float) -> bool:
         """Until it is time for a look at the queue, or everything has ended; whether anything has."""
@@ -128,22 +130,29 @@ class _Grid:
         lost = {}
         for digest, (state, task) in idle.items():
             end = ends.get(task.key, "nobody knows how")
+            is_old = task.key in self.ended_before
+            if is_old and digest in self.opened:
+                continue  # with a new count of attempts
             if state is AtSlurm.LOST or (state is State.STALE and not _was_cancelled(task, end)):
                 lost[digest] = task, end
-            elif task.key in self.ended_before:
+            elif is_old:
                 continue  # whoever stopped it then wants it to go on now
             elif state is State.OUT_OF_TIME and (record := self._folder(digest).record()) is not None:
                 self._end(digest, record)
             else:
                 self._give_up(digest, f"task {task.name} was cancelled; the same command submits its runs again")
-        begun = {
-            run.digest: leases.job_of_holder(self._folder(run.digest).path)
-            for task, _ in lost.values() for run in task.pack
-        }  # fmt: skip
+        begun = {task.name: self._begun(task) for task, _ in lost.values()}
         for digest, (task, end) in lost.items():
-            at_fault = [run.digest for run in task.pack if begun[run.digest] == task.name]
-            if digest in (at_fault or [digest]):  # where it held none, nothing says that it can carry out any
+            if digest in (begun[task.name] or [digest]):  # where there is none, it may not be able to begin any
                 self._note_loss(self._folder(digest), task, end)
+
+    def _begun(self, task: RunTask) -> list[str]:
+        """Runs of its pack that it was at when it ended, or that somebody has noted so."""
+        paths = [self._folder(run.digest).path for run in task.pack]
+        return [
+            path.name for path in paths
+            if leases.job_of_holder(path) == task.name or any(one.job == task.name for one in attempts(path))
+        ]  # fmt: skip
 
     def _note_loss(self, folder: RunFolder, task: RunTask, end: str) -> None:
         """An attempt ended without a word; once too often, and the run has failed."""

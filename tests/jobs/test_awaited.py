@@ -167,8 +167,9 @@ def test_what_is_lost_again_and_again_has_failed(cluster: FakeCluster, fate: str
     assert record == cluster.folder(0).record()
     assert str(limit) in record.reason
     assert len(cluster.submissions) == limit
-    assert statuses(cluster.run(1)) == ["finished"], "asked for once more, it is tried once more"
-    assert len(cluster.submissions) == limit + 1
+    cluster.fates.extend([getattr(cluster, fate)] * (limit - 1))
+    assert statuses(cluster.run(1)) == ["finished"], "asked for once more, it is tried as often once more"
+    assert len(cluster.submissions) == 2 * limit
 
 
 def test_a_run_that_its_task_never_began_is_not_at_fault(cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
