@@ -50,16 +50,29 @@ def experiment_path(name_or_path: str) -> Path:
 
 def tuned_recipes(experiment: str) -> dict[str, Tree]:
     """The trees in `recipes/tuned/<experiment>/` by the names of their files; InputError where nothing is tuned."""
-    folders = [place / experiment for place in _places(TUNED)]
-    found = next((paths for folder in folders if (paths := sorted(folder.glob("*.yaml")))), [])
-    if not found:
+    folder = tuned_folder(experiment)
+    if folder is None:
         raise InputError(f"{TUNED}/{experiment}: nothing is tuned there; `k3ablate tune {experiment}` does that")
-    return {path.stem: read_yaml(path) for path in found}
+    return {path.stem: read_yaml(path) for path in sorted(folder.glob("*.yaml"))}
+
+
+def tuned_folder(experiment: str) -> Path | None:
+    """The folder of what the studies of an experiment found; None where nothing is tuned."""
+    folders = (place / experiment for place in _places(TUNED))
+    return next((folder for folder in folders if any(folder.glob("*.yaml"))), None)
 
 
 def published_path(model: str) -> Path | None:
     """The file of what is published of the model recipe called `model`; None where nothing is."""
     return _first(Path("analysis") / "published", model)
+
+
+def published_folder() -> Path:
+    """Where the data of public reports lie; InputError where neither the working folder nor the checkout has them."""
+    folders = [place for place in _places(Path("analysis") / "published") if place.is_dir()]
+    if not folders:
+        raise InputError("analysis/published: no such folder; it comes with the repository")
+    return folders[0]
 
 
 def _find(folder: Path, name: str, what: str) -> Path:
