@@ -47,7 +47,7 @@ tuning:
 execution: {log_every_steps: 1}
 """
 SETTINGS = {"NO_COLOR": "1", "K3ABLATE_TRACKING": "spool", "K3ABLATE_KERNELS": "torch"}  # nothing to compile
-CLUSTER = "{partition: main, minutes: 20, signal_seconds: 30, runs_per_job: 3}"
+CLUSTER = "{partition: main, minutes: 20, signal_seconds: 30, runs_per_job: 6}"
 NUM_TRIALS = 8
 
 
@@ -106,7 +106,6 @@ def tables(here: Path, root: str) -> list[pandas.DataFrame]:
 def test_a_killed_conductor_goes_on_with_the_study_that_a_local_tune_makes(here: Path, cluster: Any) -> None:
     """Killed, while a trial trains; its tasks go on; two that go on with it at once train nothing twice."""
     local = tune(here, "here", "--workers", "1")
-    ended(local)
     conductor = tune(here, "queue", "--cluster", "here.yaml")
     wait(lambda: records(here, "queue") or conductor.poll() is not None)
     assert conductor.poll() is None, "it ended before it could be killed: nothing was tested"
@@ -116,7 +115,7 @@ def test_a_killed_conductor_goes_on_with_the_study_that_a_local_tune_makes(here:
     assert len(kept) < NUM_TRIALS - 2, "the study is not complete"
     assert cluster.queue()
     others = [tune(here, "queue", "--cluster", "here.yaml") for _ in "ab"]
-    for other in others:
+    for other in (local, *others):
         ended(other)
     found = records(here, "queue")
     assert found.keys() == records(here, "here").keys()
