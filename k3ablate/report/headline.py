@@ -15,8 +15,8 @@ from k3ablate.config import InputError
 from k3ablate.fits.analysis import Analysis, ArmAnalysis
 from k3ablate.fits.multiplier import Multiplier, MultiplierCurve
 from k3ablate.fits.solve import Interval
-from k3ablate.report.evidence import claims
 from k3ablate.report.arrow_panels import Arrow, Panel, Series, panel_rows, panels_figure
+from k3ablate.report.evidence import claims
 from k3ablate.report.pictures import Picture
 from k3ablate.report.published import Figure7, read_figure_7
 from k3ablate.report.style import factor, factor_range, loss_text, probability

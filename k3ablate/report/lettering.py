@@ -16,7 +16,7 @@ from matplotlib.text import Text
 
 FONT = "DejaVu Sans"
 POINTS_PER_INCH = 72
-LINE_SPACING = 1.25  # of the size of the letters
+LINE_SPACING = 1.3  # of the size of the letters
 BREAKS_AFTER = " +/_-,;=.)"  # where a line may end
 ELLIPSIS = "..."
 BODY, SMALL = 8.0, 6.5  # points, of names and numbers, and of notes

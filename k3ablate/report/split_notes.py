@@ -49,7 +49,7 @@ def sentences(found: AnalysedSplit) -> tuple[str, ...]:
         *_sum(split),
         *_interactions(split),
         *_model(split),
-        *_missing(split.missing),
+        *missing_sentences(split.missing),
         *(_check(check) for check in found.checks),
         *(_other_target(other) for other in found.other_targets),
         f"curves: {found.form_reason}",
@@ -139,7 +139,7 @@ def _model(split: Split) -> list[str]:
     return lines + [f"told only together: {', '.join(group)}" for group in model.not_told if len(group) > 1]
 
 
-def _missing(missing: Sequence[Missing]) -> list[str]:
+def missing_sentences(missing: Sequence[Missing]) -> list[str]:
     """Arms that could not be read one by one, those that the table does not have in one line."""
     lines = [
         f"{gone.arm} is missing: {gone.reason}; lost: {', '.join(gone.lost)}" for gone in missing if not gone.absent
