@@ -2,7 +2,7 @@
 
 `claims` reads `analysis/published/claims.yaml` and refuses a file whose grades are not earned by its checks;
 `unclaimed` multiplies the published factors and says what they leave of the total. Nothing here is measured by us: our
-multipliers are in `fits`, their comparison with a claim is made where both are shown.
+multipliers are in `fits`, what they say of a claim is in `verdicts`, and `board` shows both.
 """
 
 from pathlib import Path
@@ -26,15 +26,41 @@ class Check(Config):
     covers: Literal["mechanism", "factor"]
 
 
-class Claim(Config):
-    """One published statement. `factor`: the baseline's compute over the changed model's at equal loss."""
+class Condition(Config):
+    """What a source states as needed for its claim, and what K3 has of it."""
 
+    text: str = Field(min_length=1)
+    quantity: str = Field(min_length=1)
+    below: float
+    source: str = Field(min_length=1)
+    value: float  # K3's
+    value_source: str = Field(min_length=1)
+
+    @property
+    def holds(self) -> bool:
+        """Whether K3 fulfils it."""
+        return self.value < self.below
+
+    def __str__(self) -> str:
+        holds = "holds" if self.holds else "does not hold"
+        return f"{self.quantity} < {self.below:g}; K3 has {self.value:g}: {holds}"
+
+
+class Claim(Config):
+    """One published statement. `factor`: the baseline's compute over the changed model's at equal loss.
+
+    `levels` are those that experiments give the component where they change just what the claim is about.
+    """
+
+    name: str = Field(min_length=1)
     component: str = Field(min_length=1)
+    levels: tuple[str, ...] = ()
     change: str = Field(min_length=1)
     factor: float | None = Field(default=None, gt=0)
     part_of_total: bool = False
     where: str = Field(min_length=1)
     source: str = Field(min_length=1)
+    condition: Condition | None = None
     checks: tuple[Check, ...]
     grade: Grade
 
@@ -61,6 +87,10 @@ class Claims(Config):
         twice = sorted({name for name in parts if parts.count(name) > 1})
         if twice:
             raise ValueError(f"{twice[0]} has two claims that are part of the total; a component counts once")
+        names = [claim.name for claim in (self.total, *self.claims)]
+        same = sorted({name for name in names if names.count(name) > 1})
+        if same:
+            raise ValueError(f"two claims are called {same[0]!r}; give each its own name")
         if self.total.factor is None:
             raise ValueError("the total has no factor; write the one that is claimed")
         return self

@@ -86,14 +86,14 @@ def folded(grid: Grid) -> list[Grid]:
     """The grid, or its two parts where a line does not hold the longest words of all its columns."""
     if grid.fold is None or sum(_needed(_columns(grid))) + GAP * (len(grid.headings) - 1) <= LINE:
         return [grid]
-    first = (slice(0, grid.fold), slice(0, 0))
     return [
         replace(
             grid,
-            headings=(*grid.headings[kept], *grid.headings[more]),
-            rows=tuple((*cells[kept], *cells[more]) for cells in grid.rows),
+            caption=f"{grid.caption}{goes_on}",
+            headings=(*grid.headings[:repeated], *grid.headings[kept]),
+            rows=tuple((*cells[:repeated], *cells[kept]) for cells in grid.rows),
         )
-        for kept, more in (first, (slice(0, 1), slice(grid.fold, None)))
+        for goes_on, repeated, kept in (("", 0, slice(0, grid.fold)), (", continued", 1, slice(grid.fold, None)))
     ]
 
 
@@ -110,15 +110,15 @@ def _grid(sheet: Sheet, grid: Grid, floats: bool, first: bool) -> list[str]:
     head = [r"\toprule", f"{_row(grid.headings)} \\\\", r"\midrule"]
     specification, between = columns(grid).specification, _between(grid)
     rows = [f"{_row(cells)} \\\\{between}" for cells in grid.rows[:-1]] + [f"{_row(grid.rows[-1])} \\\\"]
-    several = len(sheet.grids) > 1 or grid.caption == sheet.excluded_title
-    above = [rf"\par\medskip\noindent\textbf{{{escaped(grid.caption)}}}\par\nopagebreak"] if several else []
+    named = len(sheet.grids) > 1 or grid.caption == sheet.excluded_title
     if floats:
+        above = [rf"\par\medskip\noindent\textbf{{{escaped(grid.caption)}}}\par"] if named else []
         tabular = [rf"\begin{{tabular}}{{{specification}}}", *head, *rows, r"\bottomrule", r"\end{tabular}"]
         return [*above, r"\par\smallskip\noindent", *tabular]
     caption = [rf"\caption{{{escaped(sheet.title)}}}{_label(sheet)}\\"] if first else []
-    goes_on = rf"\midrule\multicolumn{{{len(grid.headings)}}}{{@{{}}l@{{}}}}{{continued on the next page}} \\"
+    caption += [_spanning(grid, rf"\textbf{{{escaped(grid.caption)}}}")] if named else []
+    goes_on = rf"\midrule{_spanning(grid, 'continued on the next page')}"
     return [
-        *above,
         r"\setlength{\LTleft}{0pt}\setlength{\LTright}{\fill}\setlength{\LTpre}{3pt}\setlength{\LTpost}{3pt}",
         rf"\begin{{longtable}}{{{specification}}}",
         *caption,
@@ -129,6 +129,11 @@ def _grid(sheet: Sheet, grid: Grid, floats: bool, first: bool) -> list[str]:
         *rows,
         r"\end{longtable}",
     ]  # fmt: skip
+
+
+def _spanning(grid: Grid, text: str) -> str:
+    """A row of one cell."""
+    return rf"\multicolumn{{{len(grid.headings)}}}{{@{{}}l@{{}}}}{{{text}}} \\"
 
 
 def _list(sheet: Sheet) -> list[str]:

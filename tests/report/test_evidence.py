@@ -52,6 +52,8 @@ def test_every_claim_has_a_source_and_the_grades_that_are_known() -> None:
         ({"factor": None}, "attention is part of the total but has no factor"),
         ({"factor": -1.0}, "claims.0.factor: found -1.0"),
         ({"component": "residual"}, "residual has two claims that are part of the total"),
+        ({"name": "Block AttnRes"}, "two claims are called 'Block AttnRes'"),
+        ({"condition": {"quantity": "L"}}, "claims.0.condition.text"),
         ({"total": {"factor": None}}, "the total has no factor"),
         ({"grades": "high"}, "claims.0.grades: unknown key"),
     ],
@@ -64,3 +66,13 @@ def test_claims_that_do_not_hold_together_are_refused(tmp_path: Path, changes: d
 def test_a_check_of_the_factor_itself_earns_the_highest_grade(tmp_path: Path) -> None:
     checks = [{"who": "another laboratory", "what": "equal-loss factor 1.15", "covers": "factor"}]
     assert claims(changed(tmp_path, checks=checks, grade="high")).claims[0].grade == "high"
+
+
+def test_block_attention_residuals_are_affordable_for_the_layers_that_k3_has() -> None:
+    (claim,) = (claim for claim in claims().claims if claim.condition is not None)
+    stated = claim.condition
+    assert claim.name == "Block AttnRes"
+    assert stated is not None
+    assert (stated.below, stated.value, stated.holds) == (100, 93, True)
+    assert str(stated) == "L < 100; K3 has 93: holds"
+    assert str(stated.model_copy(update={"value": 100.0})) == "L < 100; K3 has 100: does not hold"
