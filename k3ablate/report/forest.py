@@ -41,7 +41,7 @@ def forest_picture(analysis: Analysis) -> Picture:
         value_heading="multiplier (95 %)",
         notes=_notes(analysis, arms),
     )
-    told = "; ".join(f"{arm.arm} {_value(arm)}, {_remark(arm)}" for arm in arms)
+    told = "; ".join(", ".join((f"{arm.arm} {_value(arm)}", *_remarks(arm))) for arm in arms)
     return Picture(
         name=NAME,
         title=words.heading,
@@ -89,10 +89,11 @@ def _value(arm: ArmAnalysis) -> str:
     return "none" if along is None else f"m(C) {factor(along.value_G[0])} to {factor(along.value_G[-1])}"
 
 
-def _remark(arm: ArmAnalysis) -> str:
-    """Where it was read, and the paired estimate."""
+def _remarks(arm: ArmAnalysis) -> tuple[str, ...]:
+    """That it was extrapolated, and the paired estimate."""
+    extrapolated = _range(arm) if arm.multiplier is not None and not arm.multiplier.measured else ""
     paired = f"paired {factor(arm.paired.value)} ({factor_range(arm.paired.interval)})" if arm.paired else ""
-    return ", ".join(text for text in (_range(arm) if arm.multiplier else "", paired) if text)
+    return tuple(text for text in (extrapolated, paired) if text)
 
 
 def _notes(analysis: Analysis, arms: Sequence[ArmAnalysis]) -> list[str]:
@@ -110,7 +111,7 @@ def _draw(analysis: Analysis, arms: Sequence[ArmAnalysis], words: Words, theme: 
     repeats = [analysis.is_repeat_of_baseline(arm) for arm in arms]
     first = repeats.index(True) if True in repeats else -1
     lines = [
-        Line(arm.arm, _value(arm), "A/A: repeats the baseline" if repeats[index] else "", _remark(arm), index == first)
+        Line(arm.arm, _value(arm), "A/A: repeats the baseline" if repeats[index] else "", _remarks(arm), index == first)
         for index, arm in enumerate(arms)
     ]
     page = sheet(lines, words, theme, has_top_axis=False, legend=_legend(arms, theme))
@@ -144,16 +145,17 @@ def _estimates(arm: ArmAnalysis) -> list[tuple[float, Interval]]:
 
 def _draw_arm(page: Sheet, arm: ArmAnalysis, y: float, theme: Theme) -> None:
     axes, found, along = page.axes, arm.multiplier, arm.multiplier_curve
+    at, paired_at = (y + CURVE_AT, y + PAIRED_AT) if arm.paired is not None else (y, y)
     if found is not None:
-        _draw_interval(axes, found.interval, y + CURVE_AT, theme.ink, 1.3)
-        axes.plot(found.value, y + CURVE_AT, **_mark(theme, found.measured))
+        _draw_interval(axes, found.interval, at, theme.ink, 1.3)
+        axes.plot(found.value, at, **_mark(theme, found.measured))
     elif along is not None:
         ends = [float(along.value_G.min()), float(along.value_G.max())]
-        axes.plot(ends, [y + CURVE_AT] * 2, **_thick(theme))
+        axes.plot(ends, [at] * 2, **_thick(theme))
     if arm.paired is not None:
         colour = theme.colours[1]
-        _draw_interval(axes, arm.paired.interval, y + PAIRED_AT, colour, 0.9)
-        axes.plot(arm.paired.value, y + PAIRED_AT, **_paired_mark(theme))
+        _draw_interval(axes, arm.paired.interval, paired_at, colour, 0.9)
+        axes.plot(arm.paired.value, paired_at, **_paired_mark(theme))
 
 
 def _draw_interval(axes: Axes, interval: Interval, y: float, colour: str, wide: float) -> None:

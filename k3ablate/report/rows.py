@@ -25,17 +25,17 @@ AXIS, TOP_AXIS, LEGEND = 0.42, 0.4, 0.26  # room of numbers and label, below and
 HEADING = 9.0  # points
 HEAD_GAP = 0.03  # inches below the heading
 BOLD = 1.14  # width of bold letters over those of others
-MOST_NAME_LINES, MOST_DETAIL_LINES = 4, 3
+MOST_LINES, MOST_SMALL_LINES = 4, 3  # of a name or value, of what stands under it
 
 
 @dataclass(frozen=True)
 class Line:
-    """One row: `detail` stands small under the name, `remark` under the value; `apart` draws a rule above it."""
+    """One row: `detail` stands small under the name, `remarks` under the value; `apart` draws a rule above it."""
 
     name: str
     value: str
     detail: str = ""
-    remark: str = ""
+    remarks: tuple[str, ...] = ()
     apart: bool = False
 
 
@@ -76,8 +76,8 @@ class _Cell:
 
 def sheet(rows: Sequence[Line], words: Words, theme: Theme, has_top_axis: bool, legend: Sequence[Artist]) -> Sheet:
     """Names, values, heading, legend and notes in their places; the plot takes what width they leave."""
-    names = [_cell(row.name, row.detail, NAME_WIDTH, MOST_NAME_LINES) for row in rows]
-    values = [_cell(row.value, row.remark, VALUE_WIDTH, MOST_DETAIL_LINES) for row in rows]
+    names = [_cell(row.name, [row.detail], NAME_WIDTH) for row in rows]
+    values = [_cell(row.value, row.remarks, VALUE_WIDTH) for row in rows]
     left = EDGE + max(cell.width for cell in names) + GUTTER
     right = EDGE + max(width(words.value_heading, SMALL), *(cell.width for cell in values)) + GUTTER
     tops, centres, tall = _places(rows, names, values)
@@ -118,10 +118,9 @@ def sheet(rows: Sequence[Line], words: Words, theme: Theme, has_top_axis: bool, 
     return Sheet(figure, axes, tuple(centres))
 
 
-def _cell(first: str, second: str, inches: float, most: int) -> _Cell:
-    return _Cell(
-        wrapped(first, inches, BODY, most), wrapped(second, inches, SMALL, MOST_DETAIL_LINES) if second else []
-    )
+def _cell(first: str, second: Sequence[str], inches: float) -> _Cell:
+    small = [line for text in second if text for line in wrapped(text, inches, SMALL, MOST_SMALL_LINES)]
+    return _Cell(wrapped(first, inches, BODY, MOST_LINES), small)
 
 
 def _places(

@@ -16,7 +16,7 @@ MANTISSAS = (1.0, 2.0, 5.0, 3.0, 1.5, 7.0)  # rounder ones first
 STEPS = (1000.0, 100.0, 10.0, 5.0, 1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
 PLAIN = (1e-2, 2e3)  # an axis inside has plain numbers
 MOST_MULTIPLES = 500  # of one step that are looked at
-DECADES_OF_STEPS = 3.0  # beyond, decades and their parts are rounder than steps
+DECADES_OF_STEPS = 1.0  # beyond, decades and their parts are rounder than steps
 
 
 def decade_ticks(low: float, high: float, most: int) -> list[float]:

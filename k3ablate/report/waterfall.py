@@ -63,7 +63,7 @@ def step_rows(steps: Sequence[Step]) -> list[Row]:
 
 def waterfall_figure(steps: Sequence[Step], words: Words, theme: Theme) -> Figure:
     """The rows with their bars, whiskers, and ticks of first in and last in."""
-    lines = [Line(step.name, step.value, step.detail, step.remark, apart=step.kind == "whole") for step in steps]
+    lines = [Line(step.name, step.value, step.detail, (step.remark,), apart=step.kind == "whole") for step in steps]
     page = sheet(lines, words, theme, has_top_axis=True, legend=_legend(steps, theme))
     _scale(page.axes, steps, theme)
     for step, y in zip(steps, page.centres, strict=True):
