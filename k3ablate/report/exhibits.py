@@ -1,7 +1,7 @@
 """What does the site show that a reader can turn? Plain numbers of models and runs, gathered elsewhere and handed in.
 
-Nothing here computes, but for `uniform_routing`, which is an illustration and says so. Each part is optional: what is
-None is a sentence on the site that says how to get it. Layers count from 0, as the code does; the site shows them from 1.
+Nothing here computes, but for `uniform_routing`, which is an illustration and says so. What is None or
+empty is a sentence on the site that says how to get it. Layers and blocks count from 0 here and from 1 on the site.
 """
 
 from dataclasses import dataclass
