@@ -103,6 +103,11 @@ TrueMultipliers = Annotated[
         name="--multiplier", negative="", help="State the power at this gain; may repeat; default: 1.16 and 1.25."
     ),
 ]
+FigureTable = Annotated[str | None, Parameter(name="--table", help="Experiment, .parquet or .csv of our own runs.")]
+FigureFolder = Annotated[Path | None, Parameter(name="--output", help="Default: figures, in the folder of runs.")]
+FigureArm = Annotated[
+    str | None, Parameter(name="--arm", help="Arm that stands for K3; default: the last that changes most components.")
+]
 CurveBy = Annotated[Literal["tokens", "flops", "hours"], Parameter(help="What the table shows with intervals.")]
 LossTargets = Annotated[
     list[float] | None,
@@ -485,6 +490,31 @@ def compare(
         seconds=seconds,
     )  # fmt: skip
     return _show(answer, json)
+
+
+@app.command
+def figure(
+    name: str,
+    *,
+    table: FigureTable = None,
+    output: FigureFolder = None,
+    baseline: Baseline = None,
+    arm: FigureArm = None,
+    json: Json = False,
+) -> int:
+    """Draw the figure NAME, as PNG, SVG, PDF and CSV: k2-vs-k3, as published, with our own runs beside it.
+
+    The published arrow is measured from the coordinates of the report's figure; ours, from the runs of TABLE, stands at
+    a loss that both arms measured, with its interval.
+    """
+    from k3ablate import picturing
+
+    runs = None
+    if table is not None:
+        frame, convention, first = _table(table)
+        runs = picturing.Runs(table, frame, first, convention)
+    folder = output or _root() / picturing.FOLDER
+    return _show(picturing.figure(name, folder, runs, baseline=baseline, arm=arm), json)
 
 
 @app.command
