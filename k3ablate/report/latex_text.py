@@ -91,11 +91,11 @@ def command(character: str) -> str:
 
 
 def _accented(character: str) -> str:
-    letter, *marks = unicodedata.normalize("NFD", character)
-    if len(marks) != 1 or marks[0] not in ACCENTS or not (letter.isascii() and letter.isalpha()):
+    letter, marks = unicodedata.normalize("NFD", character)[:1], unicodedata.normalize("NFD", character)[1:]
+    if marks not in ACCENTS or not (letter.isascii() and letter.isalpha()):
         return ""
     stem = rf"\{letter}" if letter in "ij" else letter
-    return rf"\{ACCENTS[marks[0]]}{{{stem}}}"
+    return rf"\{ACCENTS[marks]}{{{stem}}}"
 
 
 def _greek(character: str) -> str:
