@@ -122,7 +122,7 @@ def test_nothing_overlaps_whatever_the_table(analyses: Callable[..., Analysis], 
     text = said(assert_legible(picture, theme))  # type: ignore[arg-type]
     expected = {
         "diverged": "no run finished: 24 are listed", "one arm": "no arm but k2", "one size": "no multiplier of k3",
-        "arm diverged": "no run of this arm finished", "strange": "U+57FAU+6E96", "long": "+attention nnn",
+        "arm diverged": "no run of this arm finished", "strange": "U+57FAU+6E96", "long": "+attention\nnnn",
     }  # fmt: skip
     assert expected.get(case, "") in text
 
