@@ -109,12 +109,31 @@ def refuse_repeats(groups: Mapping[str, Sequence[NamedRun]]) -> None:
 
 def read_folder(folder: Path) -> pandas.DataFrame:
     """What the run in `folder` logged, a row per line, with its facts as columns; InputError where that is nothing."""
-    lines = _lines(folder / METRICS_FILE)
-    if not lines:
+    logged = lines(folder)
+    if not logged:
         raise InputError(f"{folder}: this run has logged nothing yet; wait for its first steps")
-    numbers = [{key: value for key, value in line.items() if not isinstance(value, list)} for line in lines]
+    numbers = [{key: value for key, value in line.items() if not isinstance(value, list)} for line in logged]
     facts = _facts(folder) | {"flops_convention": FLOPS_CONVENTION}
     return pandas.DataFrame([line | facts for line in numbers])
+
+
+def lines(folder: Path) -> list[dict[str, object]]:
+    """Every whole line that the run in `folder` logged, an object each; none where there is no log.
+
+    The last may have been cut off by a crash, or is being written: it is left out. InputError for another that is none.
+    """
+    path = folder / METRICS_FILE
+    if not path.is_file():
+        return []
+    found, texts = [], path.read_text(encoding="utf-8", errors="replace").splitlines()
+    for number, text in enumerate(texts, start=1):
+        try:
+            found.append(dict(json.loads(text)))
+        except (ValueError, TypeError):
+            if number == len(texts):
+                break
+            raise InputError(f"{path}: line {number} is not a JSON object; delete that line") from None
+    return found
 
 
 def _find(name: str, root: Path) -> Path | None:
@@ -143,21 +162,6 @@ def _by_digest(name: str, root: Path) -> Path | None:
         named = ", ".join(path.name for path in found[:MAX_NAMED]) + (", ..." if len(found) > MAX_NAMED else "")
         raise InputError(f"{name}: {len(found)} runs below {root} begin so ({named}); write more of the digest")
     return found[0] if found else None
-
-
-def _lines(path: Path) -> list[dict[str, object]]:
-    """Every whole line; the last may have been cut off by a crash, or is being written."""
-    if not path.is_file():
-        return []
-    lines, texts = [], path.read_text(encoding="utf-8", errors="replace").splitlines()
-    for number, text in enumerate(texts, start=1):
-        try:
-            lines.append(dict(json.loads(text)))
-        except (ValueError, TypeError):
-            if number == len(texts):
-                break
-            raise InputError(f"{path}: line {number} is not a JSON object; delete that line") from None
-    return lines
 
 
 def _facts(folder: Path) -> dict[str, object]:
