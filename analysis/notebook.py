@@ -18,7 +18,7 @@ with app.setup:
     from k3ablate.fits.analysis import analyse
     from k3ablate.fits.split_analysis import split_analysis
     from k3ablate.records import read_table
-    from k3ablate.report import split_table
+    from k3ablate.report import markdown, split_table
     from k3ablate.report.figures import loss_picture
     from k3ablate.report.pictures import themed
     from k3ablate.report.style import LIGHT, factor, factor_range
@@ -38,7 +38,7 @@ def _():
 @app.cell
 def _():
     runs = read_table(mo.notebook_dir() / "results" / "demo" / "runs.csv")
-    mo.ui.table(runs[["arm", "size", "seed", "status", "loss", "flops", "attention", "residual"]])
+    mo.ui.table(runs[["arm", "size", "seed", "status", "loss", "flops", "attention", "residual"]], selection=None)
     return (runs,)
 
 
@@ -56,8 +56,8 @@ def _():
 @app.cell
 def _(runs):
     analysis = analyse(runs, "k2", None, numpy.random.default_rng(0))
-    curves = {arm.arm: arm.fits[analysis.form].values for arm in analysis.arms}
-    mo.vstack([mo.md(f"Form: {analysis.form_reason}"), curves])
+    curves = [{"arm": arm.arm} | arm.fits[analysis.form].values for arm in analysis.arms]
+    mo.vstack([mo.md(f"Form: {analysis.form_reason}"), mo.ui.table(curves, selection=None)])
     return (analysis,)
 
 
@@ -100,7 +100,7 @@ def _():
 @app.cell
 def _(analysis):
     split = split_analysis(analysis)
-    mo.plain_text(split_table.render_text(split, ()))
+    mo.md(markdown.render(split_table.sheet(split, (), "the runs of the demo")))
     return
 
 

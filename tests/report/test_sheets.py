@@ -28,9 +28,7 @@ HOSTILE = (
     "naïve ß Ωλ ± × ² ½", "\u202eright to left", "tab\tand\nline\x00end", "\\input{/etc/passwd}", "- a list",
     "1. another", "# heading", "=1+1",
 )  # fmt: skip
-DOCUMENT = (
-    r"\documentclass{{article}}\usepackage{{booktabs,longtable,array}}\begin{{document}}text{inputs}\end{{document}}"
-)
+DOCUMENT = r"\documentclass{options}{{article}}\usepackage{{booktabs,longtable,array}}\begin{{document}}text{inputs}\end{{document}}"
 OVERFULL = re.compile(r"Overfull \\hbox \((\d+\.\d+)pt too wide\)")
 NEEDS = "apt-get install texlive-latex-base texlive-latex-recommended"
 
@@ -80,17 +78,17 @@ def read(text: str) -> Reader:
     return reader
 
 
-def compiled(folder: Path, *sheets: Sheet) -> str:
+def compiled(folder: Path, *sheets: Sheet, options: str = "") -> str:
     """The log of pdflatex over a document that reads the sheets."""
     program = shutil.which("pdflatex")
-    if program is None and os.environ.get("K3ABLATE_REQUIRE_LATEX"):
+    if program is None and os.environ.get("K3ABLATE_REQUIRE_LATEX", "0") != "0":
         pytest.fail(f"no pdflatex here; {NEEDS}")
     if program is None:
         pytest.skip(f"no pdflatex here; {NEEDS}")
     for sheet in sheets:
         (folder / f"{sheet.name}.tex").write_text(latex.render(sheet), encoding="ascii")
     inputs = "".join(rf"\input{{{sheet.name}.tex}}" for sheet in sheets)
-    (folder / "paper.tex").write_text(DOCUMENT.format(inputs=inputs))
+    (folder / "paper.tex").write_text(DOCUMENT.format(options=options, inputs=inputs))
     command = [program, "-interaction=nonstopmode", "-halt-on-error", "-no-shell-escape", "paper.tex"]
     for _ in range(2):  # references
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace", timeout=120)
@@ -116,6 +114,10 @@ def test_forty_arms_go_on_over_pages(tmp_path: Path) -> None:
     assert_sound(compiled(tmp_path, many, sheet_of(("k2", "k3"), "few")))
     assert "longtable" in latex.render(many).split("\n", 1)[1]
     assert "longtable" not in latex.render(sheet_of(("k2", "k3"))).split("\n", 1)[1]
+
+
+def test_a_short_table_stands_in_two_columns(tmp_path: Path) -> None:
+    assert_sound(compiled(tmp_path, sheet_of(("k2", "k3", "a_b")), options="[twocolumn]"))
 
 
 def test_the_published_table_compiles(
