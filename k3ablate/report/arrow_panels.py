@@ -21,7 +21,7 @@ from k3ablate.fits.solve import Interval
 from k3ablate.report.figures import add_days_axis
 from k3ablate.report.lettering import BODY, LINE_SPACING, SMALL, height, wrapped
 from k3ablate.report.pictures import Row
-from k3ablate.report.style import DOTS_PER_INCH, Theme
+from k3ablate.report.style import DOTS_PER_INCH, FLOPS_PER_PFLOP_DAY, Theme
 from k3ablate.report.ticks import label_decades
 
 PANEL_WIDTH, ALONE_WIDTH, PLOT_HEIGHT = 3.75, 4.6, 2.75  # inches
@@ -183,8 +183,9 @@ def _scale(axes: Axes, panel: Panel) -> None:
     days = add_days_axis(axes)
     days.set_xlabel("PFLOP/s-days", fontsize=BODY)
     days.tick_params(labelsize=BODY - 1)
-    label_decades(axes.xaxis, *axes.get_xlim(), MOST_TICKS)
-    label_decades(days.xaxis, *days.get_xlim(), MOST_TICKS)
+    low, high = axes.get_xlim()  # those of the upper axis follow when it is drawn
+    label_decades(axes.xaxis, low, high, MOST_TICKS)
+    label_decades(days.xaxis, low / FLOPS_PER_PFLOP_DAY, high / FLOPS_PER_PFLOP_DAY, MOST_TICKS)
 
 
 def _scale_loss(axes: Axes, loss: Array, has_numbers: bool) -> None:

@@ -135,7 +135,10 @@ def _scale(axes: Axes, arms: Sequence[ArmAnalysis], theme: Theme) -> None:
     axes.set_xlim(math.exp(low - pad), math.exp(high + pad))
     axes.set_xlabel("multiplier (factor of compute, above 1 is a gain)", fontsize=BODY)
     axes.xaxis.set_minor_formatter(NullFormatter())
-    label_factors(axes.xaxis, *axes.get_xlim(), MOST_TICKS)
+    if len(values) > 1:
+        label_factors(axes.xaxis, *axes.get_xlim(), MOST_TICKS)
+    else:  # numbers on an axis without data would be made up
+        axes.set_xticks([1.0], ["1"])
     axes.axvline(1.0, color=theme.ink, linewidth=0.8, zorder=1)
 
 

@@ -60,9 +60,7 @@ def claims_picture(found: Claims | None = None) -> Picture:
 def _waterfall(found: AnalysedSplit, split: Split) -> Picture:
     own = {row.name: row for row in split.components}
     steps = [
-        Step(
-            part.name, _kind(part, split), 0.0, part.effect, part.share, _value(part.effect), _remark(part), first, last
-        )
+        Step(part.name, _kind(part, split), 0.0, part.effect, part.share, cell(part.effect), _remark(part), first, last)
         for part in split.parts
         for row in [own.get(part.name)]
         for first, last in [(row.first_in, row.last_in) if row else (None, None)]
@@ -121,10 +119,10 @@ def _ends(split: Split) -> list[Step]:
     if split.whole is not None:
         name = whole_name(split)
         ends.append(
-            Step(name, "whole", 0.0, split.whole, None, _value(split.whole), detail=f"the whole, {split.whole_from}")
+            Step(name, "whole", 0.0, split.whole, None, cell(split.whole), detail=f"the whole, {split.whole_from}")
         )
     if split.total is not None and split.whole_from != "target arm":
-        ends.append(Step(split.target or "target", "whole", 0.0, split.total, None, _value(split.total)))
+        ends.append(Step(split.target or "target", "whole", 0.0, split.total, None, cell(split.total)))
     return ends
 
 
@@ -143,10 +141,6 @@ def _what_is_not_told(split: Split) -> list[str]:
     if not split.parts:
         lines.append("no arm shows a component by itself: nothing can be credited to one")
     return [*lines, *missing_sentences(split.missing)]
-
-
-def _value(effect: Effect) -> str:
-    return cell(effect)
 
 
 def _remark(part: Part) -> str:

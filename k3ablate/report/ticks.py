@@ -16,6 +16,7 @@ MANTISSAS = (1.0, 2.0, 5.0, 3.0, 1.5, 7.0)  # rounder ones first
 STEPS = (1000.0, 100.0, 10.0, 5.0, 1.0, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
 PLAIN = (1e-2, 2e3)  # an axis inside has plain numbers
 MOST_MULTIPLES = 500  # of one step that are looked at
+EVEN = 1.7  # a range of less has ticks of one step
 DECADES_OF_STEPS = 1.0  # beyond, decades and their parts are rounder than steps
 
 
@@ -29,6 +30,10 @@ def factor_ticks(low: float, high: float, most: int) -> list[float]:
     """At most `most` round factors in the range, 1 first of all where it lies in it, in order; both ends positive."""
     if math.log10(high / low) > DECADES_OF_STEPS:
         return decade_ticks(low, high, most)
+    even = [step for step in STEPS if step < high and math.log(high / (high - step)) >= math.log(high / low) / most]
+    if even and high < EVEN * low:
+        return [round(even[-1] * count, MOST_PLACES)
+                for count in range(math.ceil(low / even[-1]), math.floor(high / even[-1]) + 1)]  # fmt: skip
     steps = (step for step in STEPS if 1 <= (high - low) / step + 1 <= MOST_MULTIPLES)
     multiples = (
         round(step * count, MOST_PLACES) for step in steps

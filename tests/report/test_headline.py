@@ -60,6 +60,10 @@ def test_the_published_arrow_is_measured_and_says_how() -> None:
     ratio = arrow.xy[0] / arrow.xyann[0]  # type: ignore[attr-defined]
     assert 2.4438 <= ratio <= 2.5
     assert arrow.xy[1] == arrow.xyann[1] == picture.data.loc[picture.data["kind"] == "arrow", "loss"].item()  # type: ignore[attr-defined]
+    days = plots(figure)[0].child_axes[0]
+    shown = [label.get_text() for label in days.get_xticklabels()]
+    assert shown == ["1", "3", "10", "30"]
+    assert days.get_xlim() == pytest.approx([limit / 8.64e19 for limit in plots(figure)[0].get_xlim()])
     assert all(label.get_text() == "" for label in plots(figure)[0].get_yticklabels())
 
 
