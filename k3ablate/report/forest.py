@@ -114,9 +114,10 @@ def _draw(analysis: Analysis, arms: Sequence[ArmAnalysis], words: Words, theme: 
         Line(arm.arm, _value(arm), "A/A: repeats the baseline" if repeats[index] else "", _remarks(arm), index == first)
         for index, arm in enumerate(arms)
     ]
-    page = sheet(lines, words, theme, has_top_axis=False, legend=_legend(arms, theme))
+    alone = Line(analysis.baseline, "1", "the baseline")
+    page = sheet(lines or [alone], words, theme, has_top_axis=False, legend=_legend(arms, theme))
     _scale(page.axes, arms, theme)
-    for arm, y in zip(arms, page.centres, strict=True):
+    for arm, y in zip(arms, page.centres, strict=bool(arms)):
         _draw_arm(page, arm, y, theme)
     return page.figure
 
