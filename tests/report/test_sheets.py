@@ -28,7 +28,12 @@ HOSTILE = (
     "naïve ß Ωλ ± × ² ½", "\u202eright to left", "tab\tand\nline\x00end", "\\input{/etc/passwd}", "- a list",
     "1. another", "# heading", "=1+1",
 )  # fmt: skip
-DOCUMENT = r"\documentclass{options}{{article}}\usepackage{{booktabs,longtable,array}}\begin{{document}}text{inputs}\end{{document}}"
+DOCUMENT = r"""\documentclass{options}{{article}}
+\usepackage{{booktabs,longtable,array}}
+\begin{{document}}
+text{inputs}
+\end{{document}}
+"""
 OVERFULL = re.compile(r"Overfull \\hbox \((\d+\.\d+)pt too wide\)")
 NEEDS = "apt-get install texlive-latex-base texlive-latex-recommended"
 
