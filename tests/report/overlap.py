@@ -33,8 +33,8 @@ def assert_legible(picture: Picture, theme: Theme = LIGHT) -> Figure:
 
 def written(figure: Figure) -> list[tuple[str, Bbox]]:
     """Every text that a rendering of the figure puts on the canvas, with its box in pixels."""
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()  # the layout settles
+    FigureCanvasAgg(figure)
+    figure.draw_without_rendering()  # the layout settles
     boxes: list[tuple[str, Bbox]] = []
     draw = Text.draw
 
@@ -44,7 +44,7 @@ def written(figure: Figure) -> list[tuple[str, Bbox]]:
         draw(text, renderer)
 
     with patch.object(Text, "draw", recorded):
-        canvas.draw()
+        figure.draw_without_rendering()
     return boxes
 
 
