@@ -72,8 +72,9 @@ def _sweep(arm: str, flops: float, rows: pandas.DataFrame, ladder: Mapping[str, 
         losses=tuple(one.loss for one in spent),
         value=best.value,
         loss=best.loss,
-        interval=best.interval,
         is_claimed=found.is_claimed,
+        low=None if best.interval is None else best.interval.low,
+        high=None if best.interval is None else best.interval.high,
         note=best.note,
     )
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from k3ablate.fits.forms import Array
-from k3ablate.fits.solve import Interval
 
 EMPTY: Array = np.zeros(0)
 
@@ -68,6 +67,7 @@ class Sweep:
     losses: tuple[float, ...]
     value: float
     loss: float
-    interval: Interval | None
     is_claimed: bool
+    low: float | None = None  # of a 95 percent interval, where claimed; an end beyond the range is open
+    high: float | None = None
     note: str = ""
