@@ -43,7 +43,7 @@ class Pictured:
 
     figure: str
     title: str
-    says: Sequence[str]  # a line per panel or sentence
+    says: Sequence[str]  # lines
     files: Sequence[str]
     data: Sequence[Mapping[str, str | int | float | None]]  # a row per run, point of a curve, arrow
 
@@ -102,11 +102,11 @@ def _analysis(runs: Runs, baseline: str | None, arm: str | None) -> Analysis:
 
 
 def _says(data: pandas.DataFrame) -> list[str]:
-    """The number of each panel with the lines that stand under it."""
+    """The number of each panel, and below it the lines that explain it."""
     said = []
     for panel, rows in data.groupby("panel", sort=False):
-        notes = {kind: rows.loc[rows["kind"] == kind, "note"].tolist() for kind in ("number", "line")}
-        said.append(f"{panel}: {'; '.join([*notes['number'], *notes['line']])}")
+        first, *others = [note for kind in ("number", "line") for note in rows.loc[rows["kind"] == kind, "note"]]
+        said += [f"{panel}: {first}", *(f"  {line}" for line in others)]
     return said
 
 

@@ -584,7 +584,7 @@ def test_help_names_every_command(k3ablate: Callable[..., Result]) -> None:
     assert result.code == 0
     for command in (
         "check", "plan", "run", "status", "collect", "report", "demo", "count", "doctor", "data", "fit", "split",
-        "compare", "power", "sync", "submit", "cancel", "retry",
+        "compare", "power", "sync", "submit", "cancel", "retry", "figure",
     ):  # fmt: skip
         assert f" {command} " in result.out
 
