@@ -60,8 +60,14 @@ class FairArm:
     arm: str
     num_trials: int
     at_edge: Sequence[str]  # size and path of optima that are at the edge of their range
+    outermost: Sequence[str]  # size, path and value of optima that are the largest or smallest number of their choices
+    no_claim: str  # why the arm's multiplier is not one, empty where it is
     shared: Reading
     own: Reading
+
+    def text(self) -> str:
+        """The multiplier at its own optimum, or that it claims nothing, and why."""
+        return f"no claim: {self.no_claim}; read: {self.own.text()}" if self.no_claim else self.own.text()
 
 
 @dataclass(frozen=True)
@@ -80,7 +86,7 @@ class Fairness:
         """The table, and what it must not be read as."""
         headers = ["arm", "trials", f"{self.baseline}'s settings shared", "each at its own optimum", "loss", "own loss"]
         rows = [
-            [one.arm, one.num_trials, one.shared.text(), one.own.text(), _loss(one.shared.loss), _loss(one.own.loss)]
+            [one.arm, one.num_trials, one.shared.text(), one.text(), _loss(one.shared.loss), _loss(one.own.loss)]
             for one in self.arms
         ]
         return "\n".join([text_table(rows, headers), "", *(f"- {note}" for note in self.notes()), "", *self.files])
@@ -88,16 +94,24 @@ class Fairness:
     def notes(self) -> list[str]:
         """What was equal, and what is doubtful."""
         trials = {one.num_trials for one in self.arms}
-        edges = [f"{one.arm} ({', '.join(one.at_edge)})" for one in self.arms if one.at_edge]
-        return [
+        notes = [
             f"values: tuned by {self.tuned}; multipliers against {self.baseline} in the same column, FLOPs: "
             f"{self.flops_convention}; losses at the largest size",
             f"trials: {trials.pop()} for every arm"
             if len(trials) == 1
             else "trials: NOT EQUAL, so neither is the chance",
-            *([f"at the edge of their range, no claim: {'; '.join(edges)}"] if edges else []),
-            *(f"{problem.name} {problem.status}: {problem.reason}" for problem in self.problems),
         ]
+        if edges := [f"{one.arm} ({', '.join(one.at_edge)})" for one in self.arms if one.at_edge]:
+            notes.append(
+                f"at the edge of their range, no claim: {'; '.join(edges)}; `k3ablate tune {self.tuned} --extend` "
+                "widens it"
+            )
+        if outermost := [f"{one.arm} ({', '.join(one.outermost)})" for one in self.arms if one.outermost]:
+            notes.append(
+                f"the largest or smallest of their choices, so that a further one may be better: "
+                f"{'; '.join(outermost)}; write it among the choices, if the path allows it"
+            )
+        return notes + [f"{problem.name} {problem.status}: {problem.reason}" for problem in self.problems]
 
 
 def fairness(
@@ -123,7 +137,7 @@ def fairness(
         tuned=experiment.tuned.experiment,
         baseline=experiment.names.baseline,
         flops_convention=FLOPS_CONVENTION,
-        arms=[_arm(arm, tuned, shared[arm], own[arm]) for arm, tuned in experiment.tuned.tuned.items() if arm in own],
+        arms=[_arm(arm, experiment, shared[arm], own[arm]) for arm in experiment.tuned.tuned if arm in own],
         problems=verbs.problems([row for rows in grids.values() for row in rows], records),
     )
     return _written(found, results_folder(root, experiment.name))
@@ -166,11 +180,37 @@ def _readings(analysis: Analysis) -> dict[str, Reading]:
     }
 
 
-def _arm(name: str, tuned: TunedArm, shared: Reading, own: Reading) -> FairArm:
-    edges = [
-        f"{size} {path}" for size, found in tuned.sizes.items() for path, one in found.paths.items() if one.is_at_edge
-    ]
-    return FairArm(name, tuned.num_trials, edges, shared, own)
+def _arm(name: str, experiment: Experiment, shared: Reading, own: Reading) -> FairArm:
+    assert experiment.tuned is not None, "has been checked"
+    tuned, baseline = experiment.tuned.tuned[name], experiment.tuned.tuned[experiment.names.baseline]
+    at_edge, outermost = _at_edge(tuned)
+    reasons = _unequal(tuned, baseline)
+    if at_edge:
+        reasons.append("optimum at the edge of its range")
+    if _at_edge(baseline)[0] and tuned is not baseline:
+        reasons.append(f"{baseline.arm}'s optimum at the edge of its range")
+    return FairArm(name, tuned.num_trials, at_edge, outermost, ", ".join(reasons), shared, own)
+
+
+def _at_edge(arm: TunedArm) -> tuple[list[str], list[str]]:
+    """Size and path of optima at the edge of a range, and of those that are the outermost of their choices."""
+    found = [
+        (size, path, size.space[path].choices is not None, f"{name} {path}")
+        for name, size in arm.sizes.items() for path, one in size.paths.items() if one.is_at_edge
+    ]  # fmt: skip
+    return (
+        [where for _, _, is_choice, where in found if not is_choice],
+        [f"{where} {size.paths[path].value}" for size, path, is_choice, where in found if is_choice],
+    )
+
+
+def _unequal(arm: TunedArm, baseline: TunedArm) -> list[str]:
+    """Sizes at which an arm had more chances than the baseline, or fewer."""
+    sizes = dict.fromkeys([*arm.sizes, *baseline.sizes])
+    counts = [(size, *(sum(one.sizes[size].trials.values()) if size in one.sizes else 0 for one in (arm, baseline)))
+              for size in sizes]  # fmt: skip
+    told = [f"{size} {own} against {other}" for size, own, other in counts if own != other]
+    return [f"unequal trials ({', '.join(told)})"] if told else []
 
 
 def _written(found: Fairness, folder: Path) -> Fairness:
@@ -179,7 +219,8 @@ def _written(found: Fairness, folder: Path) -> Fairness:
     files = [folder / f"{FILE_STEM}.md", folder / f"{FILE_STEM}.csv"]
     write_atomic(files[0], found.text().rstrip() + "\n")
     rows = [
-        {"arm": one.arm, "trials": one.num_trials, "at_edge": "; ".join(one.at_edge)}
+        {"arm": one.arm, "trials": one.num_trials, "at_edge": "; ".join(one.at_edge),
+         "outermost": "; ".join(one.outermost), "no_claim": one.no_claim}
         | {f"{kind}_{key}": getattr(reading, key) for kind, reading in (("shared", one.shared), ("own", one.own))
            for key in ("multiplier", "low", "high", "loss")}
         for one in found.arms

@@ -5,8 +5,9 @@ on after a kill is in `tuning.study`; an experiment takes the values by `tuned:`
 on a cluster (`trial_jobs`).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from k3ablate.answers import Problem, table
@@ -19,20 +20,21 @@ from k3ablate.jobs.worker import Trainer, train_run
 from k3ablate.kernels.warm_up import warm_up
 from k3ablate.plan import PlanRow, trial_recipes
 from k3ablate.recipes import TUNED, experiment_path
-from k3ablate.records import RunRecord
+from k3ablate.records import RunRecord, Status
 from k3ablate.search import Range
 from k3ablate.storage import require_writable
 from k3ablate.training.corpus import Corpus, build
 from k3ablate.training.data import check_budget
 from k3ablate.training.spec import DataRecipe
 from k3ablate.trial_jobs import OnCluster
-from k3ablate.tuned import Law, TunedArm, TunedSize
+from k3ablate.tuned import Law, TunedArm, TunedPath, TunedSize
 from k3ablate.tuning import findings
+from k3ablate.tuning.costs import UNBUILT
+from k3ablate.tuning.extension import extend_edges
 from k3ablate.tuning.laws import laws
-from k3ablate.tuning.space import widened
 from k3ablate.tuning.store import Trial
-from k3ablate.tuning.study import Asked, Study, conduct, extend, look
-from k3ablate.tuning.trials import SEPARATE, Studies, check_widened, studies
+from k3ablate.tuning.study import Asked, Study, conduct, look
+from k3ablate.tuning.trials import SEPARATE, Studies, studies
 from k3ablate.verbs import check_validation, prepare_tracking
 
 
@@ -58,11 +60,7 @@ class TunedAnswer:
         ]  # fmt: skip
         headers = ["arm", "size", "path", "optimum", "95 percent", "loss", "trials", "note"]
         lines = [f"{self.experiment}: sampler {self.sampler}, runs with seed {self.seed}", "", table(rows, headers), ""]
-        lines += [
-            f"{arm}: {path} goes as FLOPs^{law.exponent:.3g}{_between(law.exponent_low, law.exponent_high)} through "
-            f"{', '.join(law.sizes)}"
-            for arm, by_path in self.laws.items() for path, law in by_path.items()
-        ]  # fmt: skip
+        lines += [f"{arm}: {path} {_law(law)}" for arm, by_path in self.laws.items() for path, law in by_path.items()]
         lines += [f"{name}: {state}" for name, state in self.open_studies.items()]
         lines += [f"{problem.name} {problem.status}: {problem.reason}" for problem in self.problems]
         return "\n".join([*lines, *self.extended, *self.files])
@@ -71,10 +69,9 @@ class TunedAnswer:
         one = size.paths[path]
         value = f"{one.value:.4g}" if isinstance(one.value, float) else str(one.value)
         loss = size.best_loss if not one.is_from_curve or size.curve_loss is None else size.curve_loss
-        edge = "AT THE EDGE, `tune --extend` goes on; " if one.is_at_edge else ""
         trials = ", ".join(f"{count} {ended}" for ended, count in size.trials.items())
-        source = "curve" if one.is_from_curve else f"{edge}best trial: {one.note}"
-        return [arm, name, path, value, _between(one.low, one.high).strip(" ()"), f"{loss:.4f}", trials, source]
+        interval = _between(one.low, one.high) if one.is_from_curve else ""
+        return [arm, name, path, value, interval, f"{loss:.4f}", trials, _source(one, size.space[path])]
 
 
 def tune(
@@ -105,6 +102,7 @@ def tune(
     )
     root = train.root
     require_writable(root)
+    _check_names(experiment, num_trials, arms, sizes)
     corpora = {recipe: build(recipe, corpora_folder(root), reporter.say) for recipe in trial_recipes(experiment)}
     check_validation(experiment.name, corpora)
     every = studies(experiment, {recipe: corpus.digest for recipe, corpus in corpora.items()}, num_trials)
@@ -112,7 +110,7 @@ def tune(
     folder = root / "tuning" / experiment.name
     extended: list[str] = []
     if is_extended:
-        extended, further = _extend(folder, every, chosen)
+        extended, further = extend_edges(folder, every, chosen, partial(_tuned_size, every))
         chosen = [study for study in every.all if study in chosen or study in further]
     unfinished = conduct(folder, chosen, _Runner(every, corpora, train)).unfinished
     trials, spaces = look(folder, every.all)
@@ -127,9 +125,14 @@ def tune(
         laws=by_arm,
         open_studies=_open(every, trials),
         extended=extended,
-        problems=[_problem(one, record) for one, record in unfinished],
+        problems=[*(_problem(one, record) for one, record in unfinished), *_diverged(every, trials, spaces)],
         files=list(map(str, files)),
     )
+
+
+def _check_names(experiment: Experiment, num_trials: int | None, arms: Sequence[str], sizes: Sequence[str]) -> None:
+    """InputError for what is wrong with a study, before a corpus is built for it."""
+    studies(experiment, dict.fromkeys(trial_recipes(experiment), UNBUILT), num_trials).chosen(arms, sizes)
 
 
 @dataclass
@@ -171,44 +174,15 @@ class _Here:
         return local.run_grid(rows, self.root, execution, self.num_workers, self.reporter, self.trainer)
 
 
-def _extend(folder: Path, every: Studies, chosen: Iterable[Study]) -> tuple[list[str], list[Study]]:
-    """Widen what has its optimum at an edge, by size; what was done, and the studies that have trials left now."""
-    trials, spaces = look(folder, every.all)
-    done: list[str] = []
-    further: list[Study] = []
-    for size in dict.fromkeys(study.size for study in chosen):
-        peers = [study for study in every.all if study.size == size]
-        for upwards in (True, False):
-            sides = {
-                path: upwards
-                for study in chosen if study.size == size and findings.is_complete(trials[study.name], every.tuning)
-                for path, side in findings.edges(_tuned_size(every, study, trials, spaces)).items() if side is upwards
-            }  # fmt: skip
-            sides = {
-                path: side for path, side in sides.items()
-                if widened(spaces[peers[0].name][path], side).ends != spaces[peers[0].name][path].ends
-            }  # fmt: skip
-            if sides:
-                before = spaces[peers[0].name]
-                wider = {path: widened(one, sides[path]) if path in sides else one for path, one in before.items()}
-                check_widened(every, size, wider)
-                extend(folder, peers, sides, every.tuning.trials // 2)
-                further += peers
-                done += [
-                    f"{size}: {path} widened {'upwards' if upwards else 'downwards'}, for every arm" for path in sides
-                ]
-    return done or ["--extend: no optimum lies at an edge that can be moved"], further
-
-
 def _tuned_arms(
     every: Studies, trials: Mapping[str, Sequence[Trial]], spaces: Mapping[str, Mapping[str, Range]]
 ) -> dict[str, TunedArm]:
-    """What there is to write: arms with a complete study."""
+    """What there is to write: arms with a complete study in which a trial has a loss."""
     found: dict[str, TunedArm] = {}
     for study in every.all:
-        if not findings.is_complete(trials[study.name], every.tuning):
+        if not findings.is_complete(trials[study.name], every.tuning) or not findings.has_loss(trials[study.name]):
             continue
-        size = _tuned_size(every, study, trials, spaces)
+        size = _tuned_size(every, study, trials[study.name], spaces[study.name])
         arm = every.arm(study.arm)
         before = found.get(study.arm)
         found[study.arm] = TunedArm(
@@ -223,12 +197,19 @@ def _tuned_arms(
     return found
 
 
-def _tuned_size(
-    every: Studies, study: Study, trials: Mapping[str, Sequence[Trial]], spaces: Mapping[str, Mapping[str, Range]]
-) -> TunedSize:
-    where = f"{every.experiment.name}: arm {study.arm}, size {study.size}"
-    flops = every.ladder[study.size].flops
-    return findings.tuned_size(trials[study.name], spaces[study.name], every.tuning.reach, flops, where)
+def _tuned_size(every: Studies, study: Study, trials: Sequence[Trial], space: Mapping[str, Range]) -> TunedSize:
+    return findings.tuned_size(trials, space, every.tuning.reach, every.ladder[study.size].flops)
+
+
+def _diverged(
+    every: Studies, trials: Mapping[str, Sequence[Trial]], spaces: Mapping[str, Mapping[str, Range]]
+) -> list[Problem]:
+    """Studies that have ended without a loss: their arms have no values at these sizes."""
+    return [
+        Problem(f"{study.arm} {study.size}", Status.FAILED, findings.diverged(trials[study.name], spaces[study.name]))
+        for study in every.all
+        if findings.is_complete(trials[study.name], every.tuning) and not findings.has_loss(trials[study.name])
+    ]
 
 
 def _write(
@@ -259,5 +240,22 @@ def _problem(one: Asked, record: RunRecord) -> Problem:
     return Problem(name, str(record.status), record.reason.splitlines()[0])
 
 
+def _source(one: TunedPath, space: Range) -> str:
+    """Where a value comes from, and what to do where it is at an edge."""
+    if one.is_from_curve:
+        return f"curve; {one.note}" if one.note else "curve"
+    edge = "" if not one.is_at_edge else "AT THE EDGE, "
+    extends = "`tune --extend` goes on; " if edge and space.choices is None else ""
+    return f"{edge}{extends}best trial: {one.note}"
+
+
+def _law(law: Law) -> str:
+    through = f"goes as FLOPs^{law.exponent:.3g}, through {', '.join(law.sizes)}"
+    if law.exponent_low is None or law.exponent_high is None:
+        return f"{through}: no interval from two sizes"
+    return f"{through}: exponent {_between(law.exponent_low, law.exponent_high)}"
+
+
 def _between(low: float | None, high: float | None) -> str:
-    return "" if low is None or high is None else f" ({low:.4g} to {high:.4g})"
+    """An interval; an end beyond the range that was tried is open."""
+    return f"{'open' if low is None else f'{low:.4g}'} to {'open' if high is None else f'{high:.4g}'}"

@@ -18,6 +18,7 @@ from k3ablate.config import Config, InputError, Tree
 from k3ablate.search import Range, Scalar, Tuning
 
 LAWS = "laws"  # the file of that name beside the arms'
+LARGEST_LOGARITHM = 700.0  # of a factor that is a number
 BEYOND = 1.001  # factor outside the tuned range from which on a law is extrapolated
 
 
@@ -25,7 +26,7 @@ class TunedPath(Config):
     """The optimum of one path at one size. Without a curve it is the best trial's value, and `note` says why."""
 
     value: Scalar
-    low: float | None = None  # of a 95 percent interval
+    low: float | None = None  # of a 95 percent interval; a curve's end beyond the range is open
     high: float | None = None
     is_from_curve: bool = False
     is_at_edge: bool = False
@@ -61,12 +62,14 @@ class TunedArm(Config):
 
 
 class Law(Config):
-    """coefficient * FLOPs^exponent, with 95 percent intervals where the optima have them."""
+    """coefficient * FLOPs^exponent. A 95 percent interval takes three sizes: of two none tells whether they scatter."""
 
     coefficient: PositiveFloat
     exponent: float
     exponent_low: float | None = None
     exponent_high: float | None = None
+    centre: PositiveFloat | None = None  # FLOPs at which the value is known best
+    spread: float | None = None  # of the sizes' ln FLOPs about that centre: weighted standard deviation
     sizes: tuple[str, ...]  # that it went through
     smallest: PositiveFloat  # FLOPs
     largest: PositiveFloat
@@ -74,6 +77,15 @@ class Law(Config):
     def at(self, flops: float) -> float:
         """The value at the baseline's training FLOPs."""
         return self.coefficient * math.exp(self.exponent * math.log(flops))
+
+    def interval(self, flops: float) -> tuple[float, float] | None:
+        """95 percent interval of the law's value at FLOPs; None where the exponent has none."""
+        if self.exponent_high is None or self.centre is None or self.spread is None:
+            return None
+        away = math.hypot(self.spread, math.log(flops / self.centre))
+        logarithm = (self.exponent_high - self.exponent) * away
+        factor = math.exp(logarithm) if logarithm < LARGEST_LOGARITHM else math.inf
+        return self.at(flops) / factor, self.at(flops) * factor
 
     def beyond(self, flops: float) -> float:
         """The factor by which `flops` lies outside the tuned sizes; 1 inside."""
@@ -150,7 +162,7 @@ class TunedValues(Config):
 
     def _taken(self, found: TunedArm, path: str, size: str, flops: float) -> tuple[Scalar, str]:
         if size in found.sizes and math.isclose(found.sizes[size].baseline_flops, flops, rel_tol=BEYOND - 1):
-            return found.sizes[size].paths[path].value, f"tuned at {size}{_doubt(found.sizes[size].paths[path])}"
+            return found.sizes[size].paths[path].value, f"tuned at {size}{_doubt(found.sizes[size], path)}"
         law = self.laws.get(found.arm, {}).get(path)
         if law is None:
             near = min(found.sizes, key=lambda name: abs(math.log(found.sizes[name].baseline_flops / flops)))
@@ -161,7 +173,7 @@ class TunedValues(Config):
         value = round(law.at(flops)) if widest.whole else float(f"{law.at(flops):.6g}")
         beyond = law.beyond(flops)
         warning = "" if beyond == 1 else f"; WARNING: {beyond:.3g} times beyond what was tuned"
-        return value, f"law through {', '.join(law.sizes)}{warning}"
+        return value, f"law through {', '.join(law.sizes)}: {_known(law, flops)}{warning}"
 
 
 def file_of(arm: str) -> str:
@@ -185,7 +197,15 @@ def resolved(named: Tree, recipes: Callable[[str], Mapping[str, Tree]]) -> dict[
     return {"experiment": written["from"], "tuned": arms, "laws": files.get(LAWS, {}), **shared}
 
 
-def _doubt(one: TunedPath) -> str:
+def _doubt(size: TunedSize, path: str) -> str:
+    one = size.paths[path]
     if one.is_at_edge:
-        return ", at the edge of its range"
+        return ", at the edge of its range" if size.space[path].choices is None else ", the outermost of its choices"
     return "" if one.is_from_curve else ", best trial"
+
+
+def _known(law: Law, flops: float) -> str:
+    interval = law.interval(flops)
+    if interval is None:
+        return "no interval from two sizes" if len(law.sizes) == 2 else "no interval; `k3ablate tune` writes it"
+    return f"95 percent {interval[0]:.4g} to {interval[1]:.4g}"

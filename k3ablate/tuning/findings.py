@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas
 
-from k3ablate.config import InputError, Tree, write_yaml
+from k3ablate.config import Tree, write_yaml
 from k3ablate.plan import PlanRow
 from k3ablate.search import Range, Scalar, Tuning
 from k3ablate.storage import write_atomic
@@ -25,13 +25,27 @@ def is_complete(trials: Sequence[Trial], tuning: Tuning) -> bool:
     return len(trials) >= tuning.trials and all(trial.ended is not Ended.OPEN for trial in trials)
 
 
+def has_loss(trials: Sequence[Trial]) -> bool:
+    """Whether there is a trial with a loss: without one a study has no optimum."""
+    return any(trial.loss is not None for trial in trials)
+
+
+def diverged(trials: Sequence[Trial], space: Mapping[str, Range]) -> str:
+    """What to write where no trial has a loss: a range below the one that was tried, or other values."""
+    below = [
+        f"e.g. {path}: {{low: {low * low / high:.3g}, high: {low:.3g}}}"
+        for path, (low, high) in ((path, one.ends) for path, one in space.items() if one.choices is None)
+        if space[path].scale == "log" and not space[path].whole
+    ]
+    remedy = f"smaller ones, {below[0]}" if below else "other ones"
+    return f"all {len(trials)} trials diverged, no optimum is known; write other values in tuning.space: {remedy}"
+
+
 def tuned_size(
-    trials: Sequence[Trial], space: Mapping[str, Range], reach: float | None, baseline_flops: float, where: str
+    trials: Sequence[Trial], space: Mapping[str, Range], reach: float | None, baseline_flops: float
 ) -> TunedSize:
-    """The optima that the trials of one study tell; InputError where every one diverged."""
+    """The optima that the trials of one study tell, of which one or more `has_loss`."""
     finished = [trial for trial in trials if trial.loss is not None]
-    if not finished:
-        raise InputError(f"{where}: all {len(trials)} trials diverged; write a range with smaller values")
     best = min(finished, key=_loss)
     paths = {path: _chosen(one, best.values[path]) for path, one in space.items() if one.choices is not None}
     curves = _curves(finished, best, space, reach)
@@ -110,8 +124,8 @@ def _curves(
 def _told(one: Range, optimum: Optimum) -> TunedPath:
     return TunedPath(
         value=one.written(optimum.value),
-        low=None if optimum.interval is None else optimum.interval.low,
-        high=None if optimum.interval is None else optimum.interval.high,
+        low=optimum.low,
+        high=optimum.high,
         is_from_curve=optimum.is_from_curve,
         is_at_edge=optimum.is_at_edge,
         note=optimum.note,
@@ -119,11 +133,14 @@ def _told(one: Range, optimum: Optimum) -> TunedPath:
 
 
 def _chosen(one: Range, value: Scalar) -> TunedPath:
-    """The best trial's choice; the smallest or largest number offered is at the edge."""
+    """The best trial's choice; the smallest or largest number offered is at an edge that no command can move."""
     choices = one.choices or ()
     numbers = [choice for choice in choices if isinstance(choice, int | float) and not isinstance(choice, bool)]
-    is_at_edge = len(numbers) == len(choices) and value in (min(numbers), max(numbers))
-    return TunedPath(value=value, is_at_edge=is_at_edge, note="a choice: that of the best trial")
+    if len(numbers) < len(choices) or value not in (min(numbers), max(numbers)):
+        return TunedPath(value=value, note="a choice: that of the best trial")
+    which, further = ("largest", "above") if value == max(numbers) else ("smallest", "below")
+    note = f"the {which} of the choices: write a further one {further} {value:g}, if the path allows it"
+    return TunedPath(value=value, is_at_edge=True, note=note)
 
 
 def _loss(trial: Trial) -> float:

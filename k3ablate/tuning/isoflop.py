@@ -54,7 +54,7 @@ def best_ratio(flops: float, runs: Sequence[Spent]) -> BestRatio:
     if min(ratios) == max(ratios):
         loss = min(run.loss for run in runs)
         note = f"{num_sizes} size: a parabola takes 3 or more"
-        return BestRatio(flops, num_sizes, Optimum(ratios[0], loss, None, False, False, len(runs), note))
+        return BestRatio(flops, num_sizes, Optimum(ratios[0], loss, None, None, False, False, len(runs), note))
     (found,) = optima([Axis(min(ratios), max(ratios))], ratios, [run.loss for run in runs])
     return BestRatio(flops, num_sizes, found)
 

@@ -1,8 +1,9 @@
 """How does an optimum move with size? A power law of the baseline's training FLOPs through the optima of an arm.
 
 Straight line in logarithms, weighted by how well each optimum is known. Its interval says what that knowledge gives,
-widened where three or more optima scatter further than they should. Only optima that a curve tells take part: a best
-trial, or one at the edge of its range, says nothing of how far off it is.
+widened where three or more optima scatter further than they should; through two, which nothing checks, a law of tuned
+values has none. Only optima that a curve tells, with both ends of their interval, take part: a best trial, or one at
+the edge of its range, says nothing of how far off it is.
 """
 
 import math
@@ -12,10 +13,11 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from k3ablate.tuned import Law, TunedSize
+from k3ablate.tuned import LARGEST_LOGARITHM, Law, TunedSize
 
 TAIL = 0.025
 FEWEST = 2  # sizes
+FEWEST_CHECKED = 3  # sizes whose scatter about a law can be told
 SMALLEST_ERROR = 1e-6  # of a logarithm: an optimum without noise counts no more than this
 
 
@@ -37,10 +39,16 @@ class Known:
 
 
 def laws(sizes: Mapping[str, TunedSize]) -> dict[str, Law]:
-    """The law of every path whose optimum is known at two sizes or more."""
+    """The law of every path whose optimum is known at two sizes or more; with intervals from three."""
     paths = list(dict.fromkeys(path for size in sizes.values() for path in size.paths))
     found = {path: power_law(_known(path, sizes)) for path in paths}
-    return {path: law for path, law in found.items() if law is not None}
+    return {path: _checked(law) for path, law in found.items() if law is not None}
+
+
+def _checked(law: Law) -> Law:
+    if len(law.sizes) >= FEWEST_CHECKED:
+        return law
+    return law.model_copy(update={"exponent_low": None, "exponent_high": None})
 
 
 def _known(path: str, sizes: Mapping[str, TunedSize]) -> list[Known]:
@@ -55,7 +63,7 @@ def _known(path: str, sizes: Mapping[str, TunedSize]) -> list[Known]:
 
 
 def power_law(known: Sequence[Known]) -> Law | None:
-    """The law through these optima; None where they lie at fewer than two different FLOPs."""
+    """The law through these optima; None at fewer than two different FLOPs, or where it is too steep for a number."""
     if len({one.flops for one in known}) < FEWEST:
         return None
     log_flops = np.log([one.flops for one in known])
@@ -70,11 +78,15 @@ def power_law(known: Sequence[Known]) -> Law | None:
     excess = max(1.0, scatter / degrees) if degrees else 1.0
     quantile = float(stats.t.isf(TAIL, degrees) if degrees and excess > 1 else stats.norm.isf(TAIL))
     half_width = quantile * math.sqrt(excess / float((weight * away**2).sum()))
+    if abs(middle - exponent * centre) > LARGEST_LOGARITHM:
+        return None
     return Law(
         coefficient=math.exp(middle - exponent * centre),
         exponent=exponent,
         exponent_low=exponent - half_width,
         exponent_high=exponent + half_width,
+        centre=math.exp(centre),
+        spread=math.sqrt(float(np.average(away**2, weights=weight))),
         sizes=tuple(one.size for one in known),
         smallest=min(one.flops for one in known),
         largest=max(one.flops for one in known),

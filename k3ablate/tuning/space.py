@@ -33,12 +33,12 @@ def point(tuning: Tuning, number: int) -> dict[str, Scalar] | None:
     return _placed(tuning.space, _places(sampler, len(tuning.space), number))
 
 
-def widened(one: Range, is_upwards: bool) -> Range:
-    """The range with one end moved outwards by half of its width; a linear one stops at 0."""
+def widened(one: Range, is_upwards: bool, step: float = STEP) -> Range:
+    """The range with one end moved outwards by a share of its width; a linear one stops at 0."""
     axis, low = axis_of(one), one.ends[0]
     if is_upwards:
-        return one.model_copy(update={"high": _rounded(one, axis.value(1 + STEP))})
-    moved = _rounded(one, axis.value(-STEP))
+        return one.model_copy(update={"high": _rounded(one, axis.value(1 + step))})
+    moved = _rounded(one, axis.value(-step))
     if one.scale == "linear" and low >= 0:
         moved = max(0.0, moved)
     if one.whole and one.scale == "log":

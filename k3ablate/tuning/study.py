@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from k3ablate.jobs.leases import claimed
 from k3ablate.records import PUBLISHED_SET, SETTLED, RunRecord, Status
 from k3ablate.search import TPE, Range, Scalar, Tuning
-from k3ablate.tuning.space import Values, band, point, widened
+from k3ablate.tuning.space import Values, band, point
 
 if TYPE_CHECKING:
     from k3ablate.tuning.store import Journal, Trial
@@ -94,16 +94,25 @@ def look(folder: Path, studies: Sequence[Study]) -> "tuple[dict[str, list[Trial]
     return trials, spaces
 
 
-def extend(folder: Path, studies: Sequence[Study], sides: Mapping[str, bool], num_trials: int) -> None:
-    """Widen the range of each path in `sides` (True: upwards) by one step, and add trials over the added band.
+def extend(
+    folder: Path, studies: Sequence[Study], before: Mapping[str, Range], after: Mapping[str, Range], num_trials: int,
+    check: Callable[[Study, Values], object],
+) -> None:  # fmt: skip
+    """Widen the space, each range on one side at most, and add trials over the added bands. All `studies` get the same.
 
-    All `studies` get the same: what one arm may try, every arm may.
+    `check` raises for values that an arm does not take: nothing is written then. A space that is not `before` any more
+    has been widened by another process and stays as it is.
     """
     with held(folder) as journal:
+        known = {study.name: _extensions(journal, study) for study in studies}
+        if any(_space(study, known[study.name]) != before for study in studies):
+            return
+        added = _added(studies[0], before, after, max(FEWEST_ADDED, num_trials))
         for study in studies:
-            before = _extensions(journal, study)
-            added = _widened(study, _space(study, before), sides, max(FEWEST_ADDED, num_trials))
-            journal.remember(study.name, EXTENSIONS, [_written(one) for one in [*before, added]])
+            for values in added.values:
+                check(study, values)
+        for study in studies:
+            journal.remember(study.name, EXTENSIONS, [_written(one) for one in [*known[study.name], added]])
 
 
 @contextmanager
@@ -193,17 +202,17 @@ def _space(study: Study, extensions: Sequence[Extension]) -> Mapping[str, Range]
     return extensions[-1].space if extensions else study.tuning.space
 
 
-def _widened(study: Study, space: Mapping[str, Range], sides: Mapping[str, bool], num_trials: int) -> Extension:
+def _added(study: Study, before: Mapping[str, Range], after: Mapping[str, Range], num_trials: int) -> Extension:
     """Trials spread evenly over the band of each path that is widened, and anywhere in the others."""
-    wider = {path: widened(one, sides[path]) if path in sides else one for path, one in space.items()}
-    scattered = Tuning(sizes=(study.size,), space=wider, trials=num_trials, sampler=TPE(startup=num_trials))
+    wider = [path for path, one in after.items() if one != before[path]]
+    scattered = Tuning(sizes=(study.size,), space=dict(after), trials=num_trials, sampler=TPE(startup=num_trials))
     values = [dict(point(scattered, number) or {}) for number in range(num_trials)]
-    for path in sides:
-        for one, value in zip(values, band(space[path], wider[path], num_trials), strict=True):
+    for path in wider:
+        for one, value in zip(values, band(before[path], after[path], num_trials), strict=True):
             one[path] = value
     distinct = [one for index, one in enumerate(values) if one not in values[:index]]
-    beyond = [one for one in distinct if any(not _is_within(space[path], one[path]) for path in sides)]
-    return Extension(wider, beyond)
+    beyond = [one for one in distinct if any(not _is_within(before[path], one[path]) for path in wider)]
+    return Extension(after, beyond)
 
 
 def _is_within(one: Range, value: Scalar) -> bool:

@@ -10,7 +10,7 @@ from k3ablate import verbs
 from k3ablate.config import InputError, read_yaml, write_yaml
 from k3ablate.experiment import load
 from k3ablate.plan import expand
-from k3ablate.search import QuasiRandom, Range, Tuning
+from k3ablate.search import QuasiRandom, Range, Scalar, Tuning
 from k3ablate.tuned import Law, TunedArm, TunedPath, TunedSize, TunedValues, file_of, resolved
 from k3ablate.tuning import findings
 from k3ablate.tuning.laws import laws
@@ -33,7 +33,7 @@ def sweep(best: float) -> list[Trial]:
 
 
 def test_an_optimum_is_read_off_the_curve_and_diverged_trials_are_counted_not_fitted() -> None:
-    found = findings.tuned_size(sweep(7e-3), SPACE, None, 1e12, "here")
+    found = findings.tuned_size(sweep(7e-3), SPACE, None, 1e12)
     assert found.paths[RATE].value == pytest.approx(7e-3, rel=1e-4)
     assert found.curve_loss == pytest.approx(3.0)
     assert found.trials == {"finished": 8, "diverged": 1}
@@ -42,13 +42,39 @@ def test_an_optimum_is_read_off_the_curve_and_diverged_trials_are_counted_not_fi
 
 @pytest.mark.parametrize(("best", "edges"), [(2e-4, {RATE: False}), (3.0, {RATE: True})])
 def test_an_optimum_beyond_the_range_is_at_an_edge_with_its_side(best: float, edges: dict[str, bool]) -> None:
-    assert findings.edges(findings.tuned_size(sweep(best), SPACE, None, 1e12, "here")) == edges
+    assert findings.edges(findings.tuned_size(sweep(best), SPACE, None, 1e12)) == edges
 
 
-def test_a_study_in_which_everything_diverged_is_refused() -> None:
+def test_a_study_in_which_everything_diverged_has_no_optimum_and_says_what_to_write() -> None:
     trials = [Trial(number, {RATE: 1e-2}, Ended.DIVERGED, None) for number in range(4)]
-    with pytest.raises(InputError, match="all 4 trials diverged"):
-        findings.tuned_size(trials, SPACE, None, 1e12, "demo: arm k3, size xs")
+    assert not findings.has_loss(trials)
+    told = findings.diverged(trials, SPACE)
+    assert "all 4 trials diverged" in told
+    assert f"write other values in tuning.space: smaller ones, e.g. {RATE}: {{low: 1e-05, high: 0.001}}" in told
+    assert "other ones" in findings.diverged(trials, {BATCH: Range(choices=(4, 8))})
+    assert findings.has_loss(sweep(7e-3))
+
+
+@pytest.mark.parametrize(
+    ("choices", "best", "told"),
+    [
+        ((4, 8, 16), 16, "the largest of the choices: write a further one above 16"),
+        ((4, 8, 16), 4, "the smallest of the choices: write a further one below 4"),
+        ((4, 8, 16), 8, ""),
+        (("cosine", "linear"), "cosine", ""),
+        ((True, False), False, ""),
+        (("none", 1.0), "none", ""),
+    ],
+)
+def test_only_the_outermost_of_numbers_is_at_an_edge_which_takes_a_further_choice(
+    choices: tuple[Scalar, ...], best: Scalar, told: str
+) -> None:
+    trials = [Trial(number, {"path": one}, Ended.FINISHED, 3 + (one != best)) for number, one in enumerate(choices)]
+    found = findings.tuned_size(trials, {"path": Range(choices=choices)}, None, 1e12)
+    assert found.paths["path"].value == best
+    assert found.paths["path"].is_at_edge is bool(told)
+    assert told in found.paths["path"].note
+    assert findings.edges(found) == {}
 
 
 def test_a_curve_goes_through_the_trials_with_the_best_choices() -> None:
@@ -58,7 +84,7 @@ def test_a_curve_goes_through_the_trials_with_the_best_choices() -> None:
         for number, (rate, batch) in enumerate(zip(rates, [4, 8] * 4, strict=True))
     ]
     space = {**SPACE, BATCH: Range(choices=(4, 8, 16))}
-    found = findings.tuned_size(trials, space, None, 1e12, "here")
+    found = findings.tuned_size(trials, space, None, 1e12)
     assert found.paths[RATE].value == pytest.approx(8e-3, rel=1e-4)
     assert found.paths[BATCH].value == 8
     assert not found.paths[BATCH].is_at_edge
@@ -96,10 +122,54 @@ def test_the_exponents_interval_contains_a_planted_one_in_95_percent_of_draws() 
     assert 930 <= hits <= 990  # scatter that looks too large by chance widens some
 
 
-def test_a_law_takes_two_sizes_and_none_at_an_edge() -> None:
+@pytest.mark.parametrize("target", [1e9, 3e11, 1e16])
+def test_a_laws_value_at_a_size_is_within_its_interval_in_95_percent_of_draws(target: float) -> None:
+    generator, flops, errors = np.random.default_rng(1), np.geomspace(1e10, 1e13, 4), np.array([0.1, 0.02, 0.05, 0.3])
+    hits = 0
+    for _ in range(1000):
+        noise = errors * generator.standard_normal(4)
+        sizes = {
+            str(index): size_at(float(one), float(0.3 * one**-0.12 * np.exp(moved)), math.exp(1.959964 * error))
+            for index, (one, moved, error) in enumerate(zip(flops, noise, errors, strict=True))
+        }
+        interval = laws(sizes)[RATE].interval(target)
+        assert interval is not None
+        hits += interval[0] <= 0.3 * target**-0.12 <= interval[1]
+    assert 930 <= hits <= 990
+
+
+def test_a_laws_interval_is_that_of_weighted_least_squares() -> None:
+    flops, errors = np.geomspace(1e10, 1e13, 4), np.array([0.1, 0.02, 0.05, 0.3])
+    sizes = {
+        str(index): size_at(float(one), float(0.3 * one**-0.12), math.exp(1.959964 * error))
+        for index, (one, error) in enumerate(zip(flops, errors, strict=True))
+    }
+    design = np.stack([np.ones(4), np.log(flops)], axis=1) / errors[:, None]
+    for target in (1e9, 3e11, 1e16):
+        row = np.array([1, math.log(target)])
+        error = math.sqrt(row @ np.linalg.inv(design.T @ design) @ row)
+        truth = 0.3 * target**-0.12
+        expected = (truth * math.exp(-1.959964 * error), truth * math.exp(1.959964 * error))
+        assert laws(sizes)[RATE].interval(target) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_law_takes_two_sizes_and_none_at_an_edge_and_through_two_it_has_no_interval() -> None:
     assert laws({"s": size_at(1e10, 0.01)}) == {}
     assert laws({"s": size_at(1e10, 0.01), "m": size_at(1e11, 0.005, is_from_curve=False)}) == {}
-    assert laws({"s": size_at(1e10, 0.01), "m": size_at(1e11, 0.005)})[RATE].sizes == ("s", "m")
+    law = laws({"s": size_at(1e10, 0.01), "m": size_at(1e11, 0.005)})[RATE]
+    assert law.sizes == ("s", "m")
+    assert law.exponent_low is None
+    assert law.interval(1e12) is None
+
+
+def test_a_law_that_is_too_steep_for_numbers_is_none() -> None:
+    assert laws({"s": size_at(1e12, 0.001), "m": size_at(1.02e12, 0.1), "l": size_at(1.03e12, 0.9)}) == {}
+
+
+def test_an_optimum_with_an_open_end_takes_no_part_in_a_law() -> None:
+    half = size_at(1e11, 0.005)
+    opened = half.paths[RATE].model_copy(update={"high": None})
+    assert laws({"s": size_at(1e10, 0.01), "m": half.model_copy(update={"paths": {RATE: opened}})}) == {}
 
 
 def tuned_arm(arm: str, **sizes: TunedSize) -> TunedArm:
@@ -115,7 +185,7 @@ def test_an_arm_gets_what_was_tuned_at_its_size_then_the_law_then_the_nearest_si
     assert values.at("k2", "m", 1e11).origins == {RATE: "tuned at m"}
     between = values.at("k2", "l", 10**10.5)
     assert between.values[RATE] == pytest.approx((0.01 * 0.005) ** 0.5, rel=1e-4)
-    assert between.origins == {RATE: "law through s, m"}
+    assert between.origins == {RATE: "law through s, m: no interval from two sizes"}
     beyond = values.at("k2", "l", 1e12)
     assert beyond.values[RATE] == pytest.approx(0.0025, rel=1e-4)
     assert "WARNING: 10 times beyond what was tuned" in beyond.origins[RATE]
@@ -124,6 +194,16 @@ def test_an_arm_gets_what_was_tuned_at_its_size_then_the_law_then_the_nearest_si
     assert "nearest tuned size m" in without.origins[RATE]
     with pytest.raises(InputError, match=r"no values for arm k3, only for k2; `k3ablate tune x`"):
         values.at("k3", "m", 1e11)
+
+
+def test_a_value_of_a_law_is_shown_with_its_interval_at_that_size() -> None:
+    arm = tuned_arm("k2", **{str(flops): size_at(flops, 0.3 * flops**-0.12) for flops in (1e10, 1e11, 1e12)})
+    law = laws(arm.sizes)[RATE]
+    interval = law.interval(1e13)
+    assert interval is not None
+    assert interval[0] < law.at(1e13) < interval[1]
+    origin = TunedValues(experiment="x", tuned={"k2": arm}, laws={"k2": {RATE: law}}).at("k2", "l", 1e13).origins[RATE]
+    assert f": 95 percent {interval[0]:.4g} to {interval[1]:.4g}; WARNING: 10 times beyond" in origin
 
 
 def test_a_size_of_the_same_name_with_another_budget_is_another_size() -> None:

@@ -1,8 +1,12 @@
 """Vertices of curves through trials: known answers, coverage of their intervals, and what is refused."""
 
+import math
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
+from k3ablate.fits.forms import Array
 from k3ablate.tuning.optimum import Axis, Optimum, optima
 
 MULTIPLIERS = (0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5)
@@ -43,17 +47,63 @@ def test_a_planted_minimum_is_found_without_noise_in_both_scales() -> None:
         assert found.loss == pytest.approx(3.0)
 
 
-def test_the_interval_contains_a_planted_minimum_in_95_percent_of_draws() -> None:
-    generator = np.random.default_rng(0)
-    truth, num_draws, hits, bounded = 0.4, 1000, 0, 0
+def covered(noise: float, reach: float | None, num_draws: int, loss: Callable[[Array], Array]) -> tuple[int, int]:
+    """How often 12 trials at random places claim an optimum, and how often its interval holds the planted .4."""
+    generator, truth = np.random.default_rng(0), RATES.value(0.4)
+    claimed, hits = 0, 0
     for _ in range(num_draws):
         places = generator.uniform(size=12)
-        losses = 3 + 0.5 * (places - truth) ** 2 + 0.01 * generator.standard_normal(12)
-        found = one(RATES, [RATES.value(place) for place in places], losses)
-        bounded += found.interval is not None
-        hits += found.interval is not None and found.interval.contains(RATES.value(truth))
-    assert bounded > 0.99 * num_draws
-    assert 0.93 <= hits / bounded <= 0.97
+        losses = loss(places) + noise * generator.standard_normal(12)
+        found = one(RATES, [RATES.value(place) for place in places], losses, reach)
+        claimed += found.is_from_curve
+        hits += found.is_from_curve and (found.low or 0) <= truth <= (found.high or math.inf)
+    return claimed, hits
+
+
+def parabola(places: Array) -> Array:
+    return 3 + 0.5 * (places - 0.4) ** 2
+
+
+@pytest.mark.parametrize("reach", [None, 0.35])
+@pytest.mark.parametrize(("noise", "fewest"), [(0.01, 0.98), (0.03, 0.75), (0.06, 0.3)])
+def test_the_interval_contains_a_planted_minimum_in_95_percent_of_draws(
+    noise: float, fewest: float, reach: float | None
+) -> None:
+    claimed, hits = covered(noise, reach, 2000, parabola)
+    assert claimed > fewest * 2000
+    assert 0.93 <= hits / claimed <= (0.97 if reach is None else 0.99)  # with a reach it holds two intervals
+
+
+@pytest.mark.parametrize(("noise", "least"), [(0.01, 0.95), (0.03, 0.93), (0.06, 0.9)])
+def test_with_a_reach_the_interval_stands_next_to_a_cliff(noise: float, least: float) -> None:
+    claimed, hits = covered(noise, 0.35, 2000, lambda places: parabola(places) + 5 * (places > 0.85))
+    assert claimed > 0.2 * 2000
+    assert hits / claimed >= least
+
+
+def test_an_end_beyond_the_range_is_open_and_the_other_one_known() -> None:
+    values = np.geomspace(1e-3, 1e-1, 8)
+    wobble = 0.2 * np.array([1, -1, -1, 1, 1, -1, -1, 1])
+    found = one(RATES, values, 3 + 0.1 * np.log(values / 5e-2) ** 2 + wobble)
+    assert found.is_from_curve
+    assert found.low is not None
+    assert 1e-3 < found.low < found.value < 1e-1
+    assert found.high is None
+    assert found.interval is None
+
+
+def test_an_end_too_far_for_a_number_is_open_and_no_end_lies_beyond_the_range() -> None:
+    far = 0
+    for seed, num_draws in ((244, 81), (2, 1000)):  # the last draw of the first has an end at more than 1e308
+        generator = np.random.default_rng(seed)
+        for _ in range(num_draws):
+            places = generator.uniform(size=5)
+            losses = 3 + 0.5 * (places - 0.4) ** 2 + 0.05 * generator.standard_normal(5)
+            found = one(RATES, [RATES.value(place) for place in places], losses)
+            far += found.is_from_curve and found.interval is None
+            for end in (found.low, found.high):
+                assert end is None or 1e-3 <= end <= 1e-1
+    assert far > 20
 
 
 def test_two_parameters_are_told_apart() -> None:

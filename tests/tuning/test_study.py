@@ -3,19 +3,25 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from k3ablate.config import InputError
 from k3ablate.records import RunRecord, Status
 from k3ablate.search import QuasiRandom, Range, Tuning
+from k3ablate.tuning.space import widened
 from k3ablate.tuning.store import Ended, Journal
-from k3ablate.tuning.study import JOURNAL_FILE, Asked, conduct, extend, look
+from k3ablate.tuning.study import JOURNAL_FILE, Asked, Study, conduct, extend, look
 
 RATE = "training.optimizer.learning_rate"
+
+
+def allow(study: Study, added: Mapping[str, object]) -> None:
+    """Every arm takes everything."""
 
 
 def values(trials: Sequence[Any]) -> list[dict[str, object]]:
@@ -97,7 +103,9 @@ def test_extending_widens_for_every_arm_and_adds_trials_in_the_new_band(
     tuning = Tuning(trials=4, sampler=QuasiRandom(), sizes=("xs",), space={RATE: Range(low=1e-3, high=4e-3)})
     studies, run = fake_trials.studies(tuning), fake_trials.runner(tmp_path / "runs")
     before = conduct(tmp_path, studies, run)
-    extend(tmp_path, studies, {RATE: True}, num_trials=2)
+    wider = {RATE: widened(tuning.space[RATE], is_upwards=True)}
+    extend(tmp_path, studies, tuning.space, wider, 2, allow)
+    extend(tmp_path, studies, tuning.space, wider, 2, allow)  # another process was first: nothing more is added
     after = conduct(tmp_path, studies, run)
     for study in studies:
         added = after.trials[study.name][4:]
@@ -105,6 +113,20 @@ def test_extending_widens_for_every_arm_and_adds_trials_in_the_new_band(
         assert [trial.values[RATE] for trial in added] == pytest.approx([5.66e-3, 8e-3], rel=1e-2)
         assert after.spaces[study.name][RATE].ends == (1e-3, 8e-3)
     assert conduct(tmp_path, studies, run).trials == after.trials
+
+
+def test_values_that_one_arm_refuses_are_written_for_none(tmp_path: Path, fake_trials: ModuleType) -> None:
+    tuning = Tuning(trials=4, sampler=QuasiRandom(), sizes=("xs",), space={RATE: Range(low=1e-3, high=4e-3)})
+    studies, run = fake_trials.studies(tuning), fake_trials.runner(tmp_path / "runs")
+    before = conduct(tmp_path, studies, run)
+
+    def refuse(study: Study, added: Mapping[str, object]) -> None:
+        if study.arm == "k3" and added[RATE] == 8e-3:
+            raise InputError("too fast")
+
+    with pytest.raises(InputError, match="too fast"):
+        extend(tmp_path, studies, tuning.space, {RATE: widened(tuning.space[RATE], is_upwards=True)}, 2, refuse)
+    assert conduct(tmp_path, studies, run) == before
 
 
 @pytest.mark.parametrize("numbers", [(4, 4, 7), (6, 4, 4), (4, 4, 5, 7)])
@@ -117,7 +139,8 @@ def test_trials_and_extensions_in_any_order_repeat_none_and_reach_their_number(
     )
     run = fake_trials.runner(tmp_path / "runs")
     conduct(tmp_path, fake_trials.studies(first), run)
-    extend(tmp_path, fake_trials.studies(later[0]), {RATE: True}, num_trials=2)
+    wider = {RATE: widened(first.space[RATE], is_upwards=True)}
+    extend(tmp_path, fake_trials.studies(later[0]), first.space, wider, 2, allow)
     for tuning in later:
         found = conduct(tmp_path, fake_trials.studies(tuning), run).trials["k2/xs"]
     rates = [trial.values[RATE] for trial in found]

@@ -17,6 +17,7 @@ from k3ablate.records import Evaluation, RunRecord, Status
 from k3ablate.search import RATIO
 from k3ablate.training.corpus import Corpus
 from k3ablate.training.spec import DataRecipe
+from k3ablate.tuning.study import EXTENSIONS
 
 DEMO = Path(__file__).parents[2] / "experiments" / "demo.yaml"
 BEST = {"k2": 0.5, "k3": 1.0}  # tokens per parameter at 2e10 FLOPs
@@ -169,16 +170,8 @@ def test_data_that_are_measured_on_other_text_are_refused_before_a_trial(
     assert not list(Path("runs").glob("*/record.json"))
 
 
-@pytest.mark.parametrize(
-    ("path", "one", "told"),
-    [
-        (RATIO, {"low": 0.5, "high": 2.0}, "where the nearest width may miss them"),
-        ("training.schedule.warmup_fraction", {"low": 0.2, "high": 0.9, "scale": "linear"}, "less than 1"),
-    ],
-)
-def test_a_range_is_not_widened_beyond_what_arms_take_and_a_size_affords(
-    k3ablate, monkeypatch: pytest.MonkeyPatch, path: str, one: Tree, told: str
-) -> None:
+def with_slopes(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """Losses that fall with the values at `path`, so that the optimum lies above everything."""
     whole = optimising.local.run_grid
 
     def slopes(rows: Sequence[PlanRow], *arguments: object) -> dict[str, RunRecord]:
@@ -193,12 +186,41 @@ def test_a_range_is_not_widened_beyond_what_arms_take_and_a_size_affords(
         }
 
     monkeypatch.setattr(optimising.local, "run_grid", slopes)
+
+
+@pytest.mark.parametrize(
+    ("path", "one", "largest", "told"),
+    [
+        (RATIO, {"low": 0.5, "high": 2.0}, 4.0, "where the nearest width may miss them"),
+        ("training.schedule.warmup_fraction", {"low": 0.2, "high": 0.9, "scale": "linear"}, 1.0, "less than 1"),
+        ("training.optimizer.beta1", {"low": 0.5, "high": 0.8, "scale": "linear"}, 0.95, ""),
+    ],
+)
+def test_a_range_is_widened_as_far_as_arms_take_it_and_a_size_affords(
+    k3ablate, monkeypatch: pytest.MonkeyPatch, path: str, one: Tree, largest: float, told: str
+) -> None:
+    with_slopes(monkeypatch, path)
     write("edges", {path: one}, [2e10])
+    assert "AT THE EDGE" in k3ablate("tune", "edges.yaml")[1]
+    code, out, err = k3ablate("tune", "edges.yaml", "--extend")
+    assert code == 0, err
+    high = read_yaml(Path("recipes/tuned/edges/k3.yaml"))["sizes"]["s"]["space"][path]["high"]
+    assert one["high"] < high < largest if told else high == largest
+    assert (f"{path} widened upwards to {high:g} only, what lies further is refused" in out) == bool(told)
+    assert told in out
+    assert k3ablate("tune", "edges.yaml")[0] == 0
+
+
+def test_a_range_of_which_nothing_more_is_taken_stays_as_it_was(k3ablate, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = "training.optimizer.beta1"
+    with_slopes(monkeypatch, path)
+    write("edges", {path: {"low": 0.1, "high": 0.999, "scale": "linear"}}, [2e10])
     assert "AT THE EDGE" in k3ablate("tune", "edges.yaml")[1]
     written = {file: file.read_bytes() for file in Path("recipes/tuned/edges").iterdir()}
     code, _, err = k3ablate("tune", "edges.yaml", "--extend")
     assert code == 2
     assert "--extend: " in err
-    assert told in err
+    assert f"{path} = 1.45" in err
+    assert EXTENSIONS not in Path("runs/tuning/edges/journal.log").read_text()
     assert k3ablate("tune", "edges.yaml")[0] == 0
     assert {file: file.read_bytes() for file in written} == written

@@ -155,7 +155,8 @@ def test_tune_writes_the_planted_optima_and_their_law(k3ablate, place: Path) -> 
         assert set(table[table[RATE] > 0.15]["status"]) <= {"diverged"}
         assert all((place / "runs" / digest / "record.json").exists() for digest in table["digest"])
     law = read_yaml(place / "recipes" / "tuned" / "planted" / "laws.yaml")["k2"][RATE]
-    assert law["exponent_low"] < EXPONENT < law["exponent_high"]
+    assert law["exponent"] == pytest.approx(EXPONENT, abs=0.05)
+    assert law["exponent_low"] is None
 
 
 def test_tuning_again_asks_for_nothing_and_writes_the_same(
@@ -181,6 +182,63 @@ def test_one_arm_at_one_size_leaves_the_others_open_and_more_trials_go_on(k3abla
     after = pandas.read_csv(place / "recipes" / "tuned" / "planted" / "k2.csv")
     assert len(after) == 11
     pandas.testing.assert_frame_equal(after.iloc[:9], before)
+
+
+def with_records(monkeypatch: pytest.MonkeyPatch, change: Callable[[PlanRow, RunRecord], RunRecord]) -> None:
+    """Trials with other records than the planted ones."""
+    whole = optimising.local.run_grid
+
+    def changed(rows: Sequence[PlanRow], root: Path, *arguments: object) -> dict[str, RunRecord]:
+        records = whole(rows, root)
+        return {row.label.digest: change(row, records[row.label.digest]) for row in rows}
+
+    monkeypatch.setattr(optimising.local, "run_grid", changed)
+
+
+@pytest.mark.parametrize("extend", [[], ["--extend"]])
+def test_an_arm_that_diverges_everywhere_keeps_no_other_arm_from_its_recipe(
+    k3ablate, place: Path, monkeypatch: pytest.MonkeyPatch, extend: list[str]
+) -> None:
+    def diverge(row: PlanRow, record: RunRecord) -> RunRecord:
+        if row.label.arm.startswith("k3") and row.label.size == "m":
+            return record.model_copy(update={"status": Status.DIVERGED, "evaluations": {}, "reason": "nan"})
+        return record
+
+    with_records(monkeypatch, diverge)
+    if extend:
+        k3ablate("tune", "planted.yaml")
+    code, out, _ = k3ablate("tune", "planted.yaml", *extend)
+    assert code == 1
+    assert "k3 m failed: all 9 trials diverged" in out
+    assert f"{RATE}: {{low: 5e-06, high: 0.001}}" in out
+    recipes = {arm: read_yaml(place / "recipes" / "tuned" / "planted" / f"{arm}.yaml") for arm in ("k2", "k3")}
+    assert [list(recipe["sizes"]) for recipe in recipes.values()] == [["xs", "m"], ["xs"]]
+    (row,) = json.loads(k3ablate("tune", "planted.yaml", "--json")[1])["problems"]
+    assert (row["name"], row["status"]) == ("k3 m", "failed")
+
+
+@pytest.mark.parametrize("arguments", [["--arm", "k4"], ["--size", "l"], ["--trials", "5"]])
+def test_a_name_that_is_none_is_refused_before_a_corpus_is_built(
+    k3ablate, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("nothing is to be built")
+
+    monkeypatch.setattr(optimising, "build", refuse)
+    assert k3ablate("tune", "planted.yaml", *arguments)[0] == 2
+
+
+def test_the_outermost_of_choices_is_told_to_take_a_further_one_and_nothing_is_extended(k3ablate, place: Path) -> None:
+    rates = "{low: 1.0e-3, high: 2.0e-1}"
+    (place / "planted.yaml").write_text(EXPERIMENT.replace(rates, "{choices: [1.0e-3, 4.0e-3]}"))
+    out = k3ablate("tune", "planted.yaml")[1]
+    assert "AT THE EDGE, best trial: the largest of the choices: write a further one above 0.004" in out
+    assert "--extend" not in out
+    assert "no optimum lies at an edge that can be moved" in k3ablate("tune", "planted.yaml", "--extend")[1]
+    code, out, _ = k3ablate("fairness", "own.yaml")
+    assert code == 0
+    assert "no claim" not in out
+    assert f"k3 (xs {RATE} 0.004, m {RATE} 0.004); write it among the choices" in out
 
 
 def test_an_optimum_at_the_edge_is_flagged_and_extended_for_every_arm(k3ablate, place: Path) -> None:
@@ -254,6 +312,27 @@ def test_fairness_reads_the_gain_at_each_ones_own_optimum_and_less_with_shared_s
     assert "trials: 18 for every arm" in text
     written = pandas.read_csv(place / "runs" / "results" / "own" / "fairness.csv").set_index("arm")
     assert written.loc["k3", "own_multiplier"] == arms["k3"]["own"]["multiplier"]
+
+
+def test_fairness_claims_nothing_in_the_row_of_an_arm_with_other_trials(k3ablate, place: Path) -> None:
+    k3ablate("tune", "planted.yaml")
+    k3ablate("tune", "planted.yaml", "--arm", "k3", "--size", "xs", "--trials", "11")
+    code, out, _ = k3ablate("fairness", "own.yaml")
+    assert code == 0
+    rows = {line.split()[0]: line for line in out.splitlines() if line.startswith(("k2 ", "k3 "))}
+    assert "no claim: unequal trials (xs 11 against 9, m 0 against 9)" in rows["k3"]
+    assert "no claim" not in rows["k2"]
+    written = pandas.read_csv(place / "runs" / "results" / "own" / "fairness.csv").set_index("arm")
+    assert written.loc["k3", "no_claim"] == "unequal trials (xs 11 against 9, m 0 against 9)"
+
+
+def test_fairness_claims_nothing_where_an_optimum_is_at_the_edge_of_a_range(k3ablate, place: Path) -> None:
+    narrow = EXPERIMENT.replace("{low: 1.0e-3, high: 2.0e-1}", "{low: 1.0e-3, high: 1.6e-2}")
+    (place / "planted.yaml").write_text(narrow)
+    k3ablate("tune", "planted.yaml")
+    out = k3ablate("fairness", "own.yaml")[1]
+    assert "no claim: optimum at the edge of its range" in out
+    assert "`k3ablate tune planted --extend` widens it" in out
 
 
 def test_an_experiment_may_take_its_own_values(k3ablate, place: Path) -> None:
