@@ -475,6 +475,18 @@ def test_a_run_is_counted_with_the_routing_that_it_left(k3ablate: Callable[..., 
 
 
 @pytest.mark.slow
+def test_the_figure_of_an_experiment_has_its_baseline_and_says_what_there_is(
+    k3ablate: Callable[..., Result], place: Path
+) -> None:
+    fake_records(place / "runs")
+    answer = json.loads(k3ablate("figure", "k2-vs-k3", "--table", "tiny.yaml", "--json").out)
+    drawn = {row["arm"] for row in answer["data"] if row["panel"] == "ours" and row["arm"]}
+    assert drawn == {"k2 (baseline)", "+attention"}
+    assert any(line.startswith("ours: no multiplier of +attention") and "one size" in line for line in answer["says"])
+    assert [Path(file).parent for file in answer["files"]] == [place / "runs" / "figures"] * 4
+
+
+@pytest.mark.slow
 def test_a_run_without_counts_of_its_routing(k3ablate: Callable[..., Result], place: Path) -> None:
     folder, _ = fake_records(place / "runs")
     arguments = ("count", "--run", folder.digest, "--ranks", "2")

@@ -112,7 +112,7 @@ def sheet(rows: Sequence[Line], words: Words, theme: Theme, has_top_axis: bool, 
     )
     if legend:
         y = (height(len(notes), SMALL) + EDGE + 0.02) / page
-        figure.legend(handles=legend, loc="lower center", bbox_to_anchor=((left + PAGE - right) / 2 / PAGE, y),
+        figure.legend(handles=legend, loc="lower center", bbox_to_anchor=(0.5, y),
                       ncols=len(legend), fontsize=SMALL, frameon=False, borderaxespad=0, borderpad=0,
                       handletextpad=0.5, columnspacing=1.4)  # fmt: skip
     return Sheet(figure, axes, tuple(centres))

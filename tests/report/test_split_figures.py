@@ -16,6 +16,7 @@ from matplotlib.patches import Rectangle
 from k3ablate.fits.analysis import Analysis
 from k3ablate.fits.attribution import TOGETHER, UNATTRIBUTED, split
 from k3ablate.fits.coalitions import design
+from k3ablate.fits.solve import Interval
 from k3ablate.fits.split import effect
 from k3ablate.fits.split_analysis import AnalysedSplit
 from k3ablate.report.evidence import claims
@@ -161,6 +162,16 @@ def test_a_claimed_total_hatches_what_our_parts_leave() -> None:
     assert waterfall.data["kind"].tolist()[-2:] == ["whole", "whole"]
 
 
+def test_every_kind_of_bar_at_once_leaves_its_legend_on_the_page() -> None:
+    components = (*COMPONENTS, "optimizer")
+    found = analysed(
+        arms((), *((name,) for name in components), ("attention", "residual", "balancing"), components), 2.5
+    )
+    figure = assert_legible(split_pictures(found)[0])
+    shown = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert {"gain", "loss", "of no single component", "no public source", "95 % interval", "first in"} <= set(shown)
+
+
 def test_cells_hold_the_interactions_with_their_sign() -> None:
     found = analysed(factorial(COMPONENTS), spread=0.002)
     picture = interactions_picture(found)
@@ -252,6 +263,17 @@ def test_the_forest_shows_m_of_c_where_no_number_holds(analyses: Callable[..., A
     assert f"m(C) {along.value_G[0]:.2f} to {along.value_G[-1]:.2f}" in said(assert_legible(picture))
     thick = [line for line in plot(picture.draw(LIGHT)).get_lines() if line.get_linewidth() == 4.0]
     assert list(thick[0].get_xdata()) == [along.value_G.min(), along.value_G.max()]
+
+
+def test_the_forest_ends_an_interval_without_end_in_an_arrow(analysis: Analysis) -> None:
+    arm = analysis.arm("k3")
+    assert arm.multiplier is not None
+    endless = replace(arm, multiplier=replace(arm.multiplier, interval=Interval(0.0, math.inf)))
+    figure = assert_legible(forest_picture(replace(analysis, arms=(analysis.arm("k2"), endless))))
+    markers = [line.get_marker() for line in plot(figure).get_lines()]
+    assert markers.count("<") == markers.count(">") == 1
+    assert all(0 < limit < 100 for limit in plot(figure).get_xlim())
+    assert "(0.00 to inf)" in said(figure)
 
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
