@@ -131,6 +131,7 @@ class RunRecord(OfRun):
     device: str = "cpu"
     versions: dict[str, str] = Field(default_factory=dict)  # python, torch, lightning, k3ablate, code (git) ...
     codes: tuple[str, ...] = ()  # versions of the code that trained it, first to last
+    ended: str | None = None  # UTC, ISO 8601 to the second; not in records of before it was kept
 
     @property
     def trained_share(self) -> float:

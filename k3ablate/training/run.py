@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
@@ -304,6 +305,7 @@ class _Run:
             device=self._device_name(),
             versions=versions_beside(frozen.versions if frozen else {}),
             codes=tuple(self.clock.codes),
+            ended=datetime.now(UTC).isoformat(timespec="seconds"),
         )
 
     def _device_name(self) -> str:
