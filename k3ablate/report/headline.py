@@ -6,6 +6,7 @@ both arms measured. Where one number per arm does not hold it shows from where t
 published numbers are computed in `published`, ours in `fits`; nothing is here. All arms of a table are in `figures`.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +27,10 @@ PUBLISHED_LOSS = "validation loss\n(axis unnumbered in the report; ticks)"
 OWN_LOSS = "validation loss (nats per token)"
 ADD_OURS = "Ours beside it: k3ablate figure k2-vs-k3 --table EXPERIMENT"
 NUM_CURVE_POINTS = 60
+COLUMNS = (
+    "panel", "kind", "arm", "size", "seed", "flops", "loss", "loss_low", "loss_high", "loss_unit", "baseline_flops",
+    "multiplier", "multiplier_low", "multiplier_high", "note",
+)  # fmt: skip
 
 
 def k2_vs_k3(
@@ -49,9 +54,15 @@ def k2_vs_k3(
         name=NAME,
         title="K2 against K3: training compute at equal loss",
         description=" ".join(panel.description for panel in panels),
-        data=pandas.DataFrame([row for panel in panels for row in panel_rows(panel)]),
+        data=_data(panels),
         draw=lambda theme: panels_figure(panels, notes, theme),
     )
+
+
+def _data(panels: Sequence[Panel]) -> pandas.DataFrame:
+    """Rows of all panels; seeds stay whole numbers where other rows have none."""
+    data = pandas.DataFrame([row for panel in panels for row in panel_rows(panel)], columns=list(COLUMNS))
+    return data.astype({"seed": "Int64"})
 
 
 def _chosen(analysis: Analysis, name: str | None) -> ArmAnalysis | None:

@@ -19,7 +19,7 @@ from tests.report.overlap import assert_legible, rounded_digest, written
 
 PUBLISHED = Path(__file__).parents[2] / "analysis" / "published"
 # Of the data of the published panel: it changes with the coordinates, with what is read from them, and with its words.
-DIGEST = "0b1e8587a5e5cff7"
+DIGEST = "c0eb70ce05009ec9"
 LONG = "+attention " + "n" * 80
 STRANGE = {"k3": "<script>alert(1)</script> $x$ _y", "k2": "_基準 \u202e&amp; 🙂"}
 
@@ -82,6 +82,7 @@ def test_ours_stands_beside_it_with_bands_and_the_multiplier(analysis: Analysis)
     data = picture.data[picture.data["panel"] == "ours"]
     runs = data[(data["kind"] == "run") & (data["arm"] == "k3")]
     assert runs["loss"].tolist() == [point.loss for point in analysis.arm("k3").points]
+    assert runs["seed"].tolist() == [point.seed for point in analysis.arm("k3").points]
     curve = data[(data["kind"] == "curve") & (data["arm"] == "k3")]
     draws = analysis.arm("k3").draws["power"].predict(curve["flops"].to_numpy())
     inside = (draws >= curve["loss_low"].to_numpy()) & (draws <= curve["loss_high"].to_numpy())
