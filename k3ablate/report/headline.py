@@ -161,7 +161,7 @@ def _multiplier_lines(analysis: Analysis, arm: ArmAnalysis, found: Multiplier) -
     test, curve = analysis.parallel, arm.multiplier_curve
     if test is not None and test.rejected and curve is not None:
         ends = f"{factor(curve.value_G[0])} to {factor(curve.value_G[-1])}"
-        lines.append(f"one exponent for all arms is rejected (p {_of(test.test.p_value)}): m(C) {ends}")
+        lines.append(f"exponents differ (p {_of(test.test.p_value)}): m(C) {ends}")
     return lines
 
 
