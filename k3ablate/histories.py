@@ -73,8 +73,8 @@ def _sweep(arm: str, flops: float, rows: pandas.DataFrame, ladder: Mapping[str, 
         value=best.value,
         loss=best.loss,
         is_claimed=found.is_claimed,
-        low=None if best.interval is None else best.interval.low,
-        high=None if best.interval is None else best.interval.high,
+        low=best.low,
+        high=best.high,
         note=best.note,
     )
 

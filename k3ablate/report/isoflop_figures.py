@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from k3ablate.report.law_figures import Best, Named, draw_best, law_picture
-from k3ablate.report.panels import Entry, Page, few, lay_out, marker_looks, scale
+from k3ablate.report.panels import Entry, Page, baseline_marked, few, grouped, lay_out, marker_looks, scale
 from k3ablate.report.parabolas import parabola
 from k3ablate.report.pictures import Picture
 from k3ablate.report.style import Theme
@@ -24,7 +24,7 @@ from k3ablate.tuned import Law
 COLUMNS = ["arm", "flops", "kind", "size", "tokens_per_parameter", "loss", "low", "high", "note"]
 RATIO = "tokens per active parameter"
 REMARK = (
-    "Dashes: parabola in the logarithm. Filled, with a bar: its minimum with a 95 percent interval, a caret where an "
+    "Dashes: parabola in the logarithm. Filled, with a bar: its minimum with a 95 percent interval, an arrow where an "
     "end is open. Dots and a ring: no minimum is claimed, and the best run is ringed."
 )
 
@@ -34,11 +34,11 @@ def isoflop_pictures(sweeps: Sequence[Sweep], laws: Mapping[str, Law], baseline:
     if not sweeps:
         return []
     ordered = sorted(sweeps, key=lambda one: one.arm != baseline)
-    found = [_picture(ordered)]
+    found = [_picture(ordered, baseline)]
     if len({one.flops for one in ordered}) > 1:
         best = [_best(one) for one in ordered]
         named = Named("isoflop_law", "Compute-optimal tokens per parameter", "training compute (FLOPs)", RATIO)
-        found.append(law_picture(named, best, laws))
+        found.append(law_picture(named, best, laws, baseline))
     return found
 
 
@@ -46,17 +46,17 @@ def _best(one: Sweep) -> Best:
     return Best(one.arm, one.flops, one.value, one.is_claimed, one.low, one.high)
 
 
-def _picture(sweeps: Sequence[Sweep]) -> Picture:
+def _picture(sweeps: Sequence[Sweep], baseline: str) -> Picture:
     data = pandas.DataFrame([row for one in sweeps for row in _rows(one)], columns=COLUMNS)
     doubted = [one for one in sweeps if not one.is_claimed]
-    notes = [REMARK, *(f"{one.arm} {one.flops:.3g} FLOPs: not claimed: {one.note}" for one in doubted)]
+    notes = [REMARK, *grouped((f"{one.arm} {one.flops:.3g} FLOPs", f"not claimed: {one.note}") for one in doubted)]
     return Picture(
         name="isoflop",
         title="Loss at equal compute",
         description=f"Every finished run by {RATIO} and validation loss, a panel per arm, a curve per budget. "
         f"{' '.join(notes)}",
         data=data,
-        draw=partial(_drawn, list(dict.fromkeys(one.arm for one in sweeps)), data, notes),
+        draw=partial(_drawn, list(dict.fromkeys(one.arm for one in sweeps)), data, notes, baseline),
     )
 
 
@@ -76,10 +76,13 @@ def _rows(one: Sweep) -> list[dict[str, object]]:
     return [*rows, {**cell, **best, "note": one.note or None}]
 
 
-def _drawn(arms: Sequence[str], data: pandas.DataFrame, notes: Sequence[str], theme: Theme) -> Figure:
+def _drawn(
+    arms: Sequence[str], data: pandas.DataFrame, notes: Sequence[str], baseline: str, theme: Theme
+) -> Figure:  # fmt: skip
     budgets = sorted(set(data["flops"]))
     entries = [Entry(f"{flops:.3g} FLOPs", marker_looks(index, theme)) for index, flops in enumerate(budgets)]
-    page = Page(arms, RATIO, "validation loss (nats per token)", entries, few(notes), columns=3, panel_height=1.9)
+    titles = baseline_marked(arms, baseline)
+    page = Page(titles, RATIO, "validation loss (nats per token)", entries, few(notes), columns=3, panel_height=1.9)
     figure, panels = lay_out(page, theme)
     for arm, axes in zip(arms, panels, strict=True):
         for index, flops in enumerate(budgets):

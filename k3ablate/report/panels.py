@@ -4,7 +4,7 @@ Every length is in inches, so that 40 panels, or names of 90 letters, make a pic
 share both axes: numbers stand at the left and at the lowest panel of a column. What is in a panel is its caller's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ PAGE = FIGURE_SIZE[0]
 LEFT, RIGHT, TOP, BOTTOM = 0.66, 0.16, 0.08, 0.1  # margins; the left one holds numbers and a label
 TICKS, LABEL = 0.2, 0.2  # below the last panel
 GAP = 0.26  # between panels side by side: half a number each
-TITLE_GAP = 0.06
+TITLE_GAP, TITLE_ROOM = 0.06, 0.15
 ROW_GAP = 0.12
 HANDLE, HANDLE_GAP, ENTRY_GAP = 0.32, 0.07, 0.2  # of a legend
 DESCENT = 0.3  # of a line, below the letters' foot
@@ -86,7 +86,7 @@ def lay_out(page: Page, theme: Theme) -> tuple[Figure, list[Axes]]:
     """An empty figure as tall as what stands on it, and the Axes of its panels, row by row."""
     num_columns = min(page.columns, len(page.titles))
     body = (len(page.titles) + num_columns - 1) // num_columns * page.panel_height
-    label = wrapped(page.y_label, body, BODY)
+    label = wrapped(page.y_label, body + (TITLE_ROOM if any(page.titles) else 0.0), BODY)
     left = page.left + height(len(label) - 1)
     panel = (PAGE - left - RIGHT - GAP * (num_columns - 1)) / num_columns
     rows = in_rows([wrapped(title, panel) if title else [] for title in page.titles], num_columns)
@@ -108,6 +108,25 @@ def lay_out(page: Page, theme: Theme) -> tuple[Figure, list[Axes]]:
     _label_axes(figure, page.x_label, label, left, TOP + above)
     feet.draw(figure, TOP + above + TICKS + LABEL, theme)
     return figure, axes
+
+
+def grouped(reasons: Iterable[tuple[str, str]]) -> list[str]:
+    """(name, reason) of many as one line per reason with its names."""
+    names: dict[str, list[str]] = {}
+    for name, reason in reasons:
+        names.setdefault(reason, []).append(name)
+    return [f"{', '.join(those)}: {reason}" for reason, those in names.items()]
+
+
+def open_end(axes: Axes, x: float, y: float, aside: tuple[float, float], colour: str) -> None:
+    """An arrow from a point, `aside` points long, where its interval has no end among what was tried."""
+    looks = {"arrowstyle": "<|-", "color": colour, "linewidth": 1.2, "mutation_scale": 7, "shrinkA": 0, "shrinkB": 0}
+    axes.annotate("", xy=(x, y), xytext=aside, textcoords="offset points", arrowprops=looks)
+
+
+def baseline_marked(arms: Iterable[str], baseline: str) -> list[str]:
+    """Titles of panels."""
+    return [f"{arm} (baseline)" if arm == baseline else arm for arm in arms]
 
 
 def say(axes: Axes, text: str, points: float = BODY) -> None:

@@ -18,7 +18,17 @@ from matplotlib.ticker import FixedLocator, FuncFormatter
 
 from k3ablate.fits.forms import Array
 from k3ablate.report.law_figures import Best, Named, draw_best, law_picture
-from k3ablate.report.panels import Entry, Page, few, label_numbers, lay_out, marker_looks, scale
+from k3ablate.report.panels import (
+    Entry,
+    Page,
+    baseline_marked,
+    few,
+    grouped,
+    label_numbers,
+    lay_out,
+    marker_looks,
+    scale,
+)
 from k3ablate.report.parabolas import parabola
 from k3ablate.report.pictures import Picture
 from k3ablate.report.style import Theme
@@ -27,8 +37,8 @@ from k3ablate.tuned import TunedArm, TunedSize, TunedValues
 
 COLUMNS = ["arm", "size", "kind", "value", "loss", "low", "high", "note"]
 REMARK = (
-    "Dashes: parabola through the trials. Filled, with a bar: its minimum with a 95 percent interval, a caret where an "
-    "end is open. Ringed: the best trial, where no optimum is claimed. At the top: ticks are trials that diverged, "
+    "Dashes: parabola through the trials. Filled, with a bar: its minimum with a 95 percent interval, an arrow where "
+    "an end is open. Ringed: the best trial, where no optimum is claimed. At the top: ticks are trials that diverged, "
     "arrows those with higher losses."
 )
 SHARE_SHOWN = 0.9  # of the trials; a higher loss is an arrow at the top
@@ -46,28 +56,29 @@ def tuning_pictures(values: TunedValues, trials: Mapping[str, Table], order: Seq
     found: list[Picture] = []
     for path in dict.fromkeys(path for arm in arms for path in arm.tuning.space):
         those = [arm for arm in arms if path in arm.tuning.space]
-        found.append(_picture(those, trials, path))
+        found.append(_picture(those, trials, path, order[0]))
         best = [_best(arm.arm, one, path) for arm in those for one in arm.sizes.values()]
         if len({one.flops for one in best}) > 1 and all(arm.tuning.space[path].choices is None for arm in those):
             named = Named(f"tuning_law_{_stem(path)}", f"Optimum of {path} by compute",
                           "training compute of the baseline (FLOPs)", path)  # fmt: skip
             laws = {arm.arm: values.laws[arm.arm][path] for arm in those if path in values.laws.get(arm.arm, {})}
-            found.append(law_picture(named, best, laws))
+            found.append(law_picture(named, best, laws, order[0]))
     return found
 
 
-def _picture(arms: Sequence[TunedArm], trials: Mapping[str, Table], path: str) -> Picture:
+def _picture(arms: Sequence[TunedArm], trials: Mapping[str, Table], path: str, baseline: str) -> Picture:
     rows = [
         row for arm in arms for size in arm.sizes for row in _rows(arm, size, trials.get(arm.arm, Table()), path)
     ]  # fmt: skip
     data = Table(rows, columns=COLUMNS)
-    notes = [REMARK, *(f"{row.arm} {row.size}: {row.note}" for row in data[data["note"].notna()].itertuples())]
+    told = data[data["note"].notna()]
+    notes = [REMARK, *grouped((f"{row.arm} {row.size}", str(row.note)) for row in told.itertuples())]
     return Picture(
         name=f"tuning_{_stem(path)}",
         title=f"Tuning of {path}",
         description=f"Every trial by {path} and validation loss, a panel per arm. {' '.join(notes)}",
         data=data,
-        draw=partial(_drawn, [arm.arm for arm in arms], arms[0].tuning.space[path], path, data, notes),
+        draw=partial(_drawn, [arm.arm for arm in arms], arms[0].tuning.space[path], path, data, notes, baseline),
     )
 
 
@@ -97,7 +108,11 @@ def _rows(arm: TunedArm, size: str, trials: Table, path: str) -> list[dict[str, 
             pairs = zip(value_K.tolist(), curve.loss_K.tolist(), strict=True)
             rows += [{**cell, "kind": "curve", "value": value, "loss": loss} for value, loss in pairs]
     claimed = best.is_from_curve and found.curve_loss is not None
-    doubts = "; ".join(text for text in ("at the edge of its range" if best.is_at_edge else "", best.note) if text)
+    doubts = "; ".join(
+        text
+        for text in ("at the edge of its range" if best.is_at_edge and not space.choices else "", best.note)
+        if text
+    )
     note = (doubts if claimed else f"optimum not claimed: {doubts}") or None
     rows.append({**cell, "kind": "optimum" if claimed else "best trial", "value": _place(best.value, space),
                  "loss": found.curve_loss if claimed else found.best_loss, "low": best.low if claimed else None,
@@ -135,11 +150,12 @@ def _stem(path: str) -> str:
 
 
 def _drawn(
-    arms: Sequence[str], space: Range, path: str, data: Table, notes: Sequence[str], theme: Theme
+    arms: Sequence[str], space: Range, path: str, data: Table, notes: Sequence[str], baseline: str, theme: Theme
 ) -> Figure:  # fmt: skip
     sizes = list(dict.fromkeys(data["size"]))
     entries = [Entry(f"trial at {size}", marker_looks(index, theme)) for index, size in enumerate(sizes)]
-    page = Page(arms, path, "validation loss (nats per token)", entries, few(notes), panel_height=1.35)
+    titles, label = baseline_marked(arms, baseline), "validation loss (nats per token)"
+    page = Page(titles, path, label, entries, few(notes), panel_height=1.6)
     figure, panels = lay_out(page, theme)
     low, high = _shown(data)
     for arm, axes in zip(arms, panels, strict=True):

@@ -7,7 +7,8 @@ import numpy as np
 import pandas
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.markers import CARETRIGHT
+from matplotlib.collections import PolyCollection
+from matplotlib.text import Annotation
 
 from k3ablate.config import parse
 from k3ablate.report.isoflop_figures import isoflop_pictures
@@ -133,12 +134,13 @@ def test_what_is_drawn_is_the_data_and_what_diverged_is_at_the_top() -> None:
         assert len(shown)
 
 
-def test_an_open_end_has_a_caret_and_an_edge_is_told() -> None:
+def test_an_open_end_has_an_arrow_and_an_edge_is_told() -> None:
     picture = pictured(["k2"], tried(), high=None)["tuning_training_optimizer_learning_rate"]
     (axes,) = panels(picture)
-    assert sum(line.get_marker() == CARETRIGHT for line in axes.get_lines()) == 3
+    arrows = [text for text in axes.texts if isinstance(text, Annotation)]
+    assert [(arrow.xy, arrow.xyann[0] > 0) for arrow in arrows] == [((3e-3, 2.5), True)] * 3
     edge = pictured(["k2"], tried(), is_from_curve=False, is_at_edge=True, low=None, high=None, note="above all")
-    assert "k2 m: optimum not claimed: at the edge of its range; above all" in (
+    assert "k2 xs, k2 s, k2 m: optimum not claimed: at the edge of its range; above all" in (
         edge["tuning_training_optimizer_learning_rate"].description
     )
 
@@ -159,12 +161,36 @@ def test_reach_leaves_trials_far_from_the_best_one_out_of_the_curve() -> None:
 def test_laws_are_lines_through_what_was_tuned() -> None:
     picture = pictured(["k2", "k3"], tried())["tuning_law_training_optimizer_learning_rate"]
     law = picture.data[picture.data["kind"] == "law"]
-    assert law["value"].tolist() == pytest.approx([3 * 1e10**-0.3, 3 * 1e12**-0.3])
+    np.testing.assert_allclose(law["value"].astype(float), 3 * law["flops"].astype(float) ** -0.3)
+    assert (law["flops"].min(), law["flops"].max()) == pytest.approx((1e10, 1e12))
     assert "k2: goes as FLOPs^-0.3." in picture.description
     assert "k3: no law" in picture.description
     first, second = panels(picture)
     assert (first.get_xscale(), first.get_yscale()) == ("log", "log")
-    assert len(second.collections) == 1
+    assert [len(axes.get_lines()) for axes in (first, second)] == [3, 4]
+
+
+def test_the_band_is_the_interval_of_the_law() -> None:
+    law = Law(coefficient=1.0, exponent=0.1, exponent_low=0.05, exponent_high=0.15, centre=3e12, spread=1.0,
+              sizes=("1", "2", "3"), smallest=1e12, largest=1e13)  # fmt: skip
+    _, picture = isoflop_pictures([swept("k2", flops) for flops in (1e12, 3e12, 1e13)], {"k2": law}, "k2")
+    rows = picture.data[picture.data["kind"] == "law"]
+    told = np.array([law.interval(flops) for flops in rows["flops"]])
+    np.testing.assert_array_equal(rows[["low", "high"]].astype(float), told)
+    (axes,) = panels(picture)
+    band = next(one for one in axes.collections if isinstance(one, PolyCollection))
+    heights = np.asarray(band.get_paths()[0].vertices)[:, 1]
+    assert (heights.min(), heights.max()) == pytest.approx((told.min(), told.max()))
+
+
+def test_a_law_of_which_nothing_is_known_leaves_the_optima_room() -> None:
+    law = Law(coefficient=1.0, exponent=0.1, exponent_low=-1e3, exponent_high=1e3, centre=3e12, spread=1.0,
+              sizes=("1", "2", "3"), smallest=1e12, largest=1e13)  # fmt: skip
+    _, picture = isoflop_pictures([swept("k2", flops) for flops in (1e12, 3e12, 1e13)], {"k2": law}, "k2")
+    (axes,) = panels(picture)
+    assert axes.get_ylim()[0] > 1
+    assert axes.get_ylim()[1] < 200
+    assert np.isinf(picture.data["high"].astype(float)).any()
 
 
 def test_arms_without_their_table_of_trials_keep_their_optimum() -> None:
@@ -198,7 +224,7 @@ def test_sweeps_are_curves_by_budget_with_their_minima() -> None:
     assert ":" in dotted
     claimed = [line for line in first.get_lines() if line.get_gid() == "claimed"]
     assert [np.asarray(line.get_xdata(), float).tolist() for line in claimed] == [[20.0], []]
-    assert laws.data["kind"].tolist() == ["optimum", "best run", "optimum", "law", "law"]
+    assert laws.data["kind"].tolist() == ["optimum", "best run", "optimum", *["law"] * 30]
     assert isoflop_pictures([], {}, "k2") == []
     assert len(isoflop_pictures([swept("k2", 1e12)], {}, "k2")) == 1
     assert second.get_shared_y_axes().joined(first, second)
