@@ -54,7 +54,7 @@ def _picture(sweeps: Sequence[Sweep], baseline: str) -> Picture:
         name="isoflop",
         title="Loss at equal compute",
         description=f"Every finished run by {RATIO} and validation loss, a panel per arm, a curve per budget. "
-        f"{' '.join(notes)}",
+        f"{' '.join(few(notes))}",
         data=data,
         draw=partial(_drawn, list(dict.fromkeys(one.arm for one in sweeps)), data, notes, baseline),
     )

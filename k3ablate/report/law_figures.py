@@ -69,7 +69,7 @@ def law_picture(named: Named, best: Sequence[Best], laws: Mapping[str, Law], bas
         name=named.name,
         title=named.title,
         description=f"{named.y_label} by {named.x_label}, a panel per arm: optima with 95 percent intervals, and the "
-        f"power law through them. {' '.join(notes)}",
+        f"power law through them. {' '.join(few(notes))}",
         data=data,
         draw=partial(_drawn, named, arms, data, notes, baseline),
     )

@@ -31,7 +31,7 @@ def residual_picture(analysis: Analysis) -> Picture:
         name="residuals",
         title="Residuals of the fitted curves",
         description="ln of the loss less ln of the arm's fitted curve, by training FLOPs, a panel per arm; filled "
-        f"where the objective clips the point. {' '.join(notes)}",
+        f"where the objective clips the point. {' '.join(few(notes))}",
         data=data,
         draw=draw,
     )
@@ -77,9 +77,7 @@ def _no_fit(analysis: Analysis, arm: ArmAnalysis) -> str:
 
 
 def _notes(analysis: Analysis) -> list[str]:
-    if not analysis.any_finished:
-        return ["No run finished."]
-    notes = []
+    notes = [] if analysis.any_finished else ["No run finished."]
     noise = analysis.noise.get(analysis.form or "")
     if analysis.form is not None:
         deltas = {fit.delta for arm in analysis.arms if (fit := arm.fits.get(analysis.form)) is not None}

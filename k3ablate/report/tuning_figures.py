@@ -76,7 +76,7 @@ def _picture(arms: Sequence[TunedArm], trials: Mapping[str, Table], path: str, b
     return Picture(
         name=f"tuning_{_stem(path)}",
         title=f"Tuning of {path}",
-        description=f"Every trial by {path} and validation loss, a panel per arm. {' '.join(notes)}",
+        description=f"Every trial by {path} and validation loss, a panel per arm. {' '.join(few(notes))}",
         data=data,
         draw=partial(_drawn, [arm.arm for arm in arms], arms[0].tuning.space[path], path, data, notes, baseline),
     )

@@ -152,6 +152,7 @@ def test_where_no_run_finished_every_picture_says_so(analyses: Callable[..., Ana
     for picture in curve_pictures(empty, pandas.DataFrame({"arm": [], "size": [], "seed": []})):
         assert any("n" in text.get_text() for text in assert_legible(picture).axes[0].texts)
     assert len(residual_picture(empty).data) == 24
+    assert "12 more are in the CSV" in residual_picture(empty).description
 
 
 def test_the_demo_runs_are_drawn_as_ever() -> None:
