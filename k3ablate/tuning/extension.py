@@ -19,13 +19,14 @@ from k3ablate.tuning.study import Study, extend, look
 from k3ablate.tuning.trials import Studies, check_widened
 
 SHARES = (1.0, 0.5, 0.25, 0.125)  # of a step, until one is taken
+SOURCE = "--extend"  # in front of what `check_widened` says
 NOTHING = "--extend: no optimum lies at an edge that can be moved"
 Found = Callable[[Study, Sequence[Trial], Mapping[str, Range]], TunedSize]  # what the trials of one study tell
 
 
 @dataclass(frozen=True)
 class _Widening:
-    """A space of every arm at one size, and the wider one."""
+    """A space of every arm at one size, and the wider one, with what was refused."""
 
     peers: Sequence[Study]
     before: Mapping[str, Range]
@@ -36,7 +37,7 @@ class _Widening:
 def extend_edges(folder: Path, every: Studies, chosen: Iterable[Study], found: Found) -> tuple[list[str], list[Study]]:
     """Widen what has its optimum at an edge in a chosen study; what was done, and the studies with trials left now.
 
-    InputError, and nothing is written, where a size has such optima and none of their ranges can be widened.
+    InputError where there are such optima and none of their ranges can be widened: nothing is written.
     """
     trials, spaces = look(folder, every.all)
     widenings: list[_Widening] = []
@@ -50,13 +51,15 @@ def extend_edges(folder: Path, every: Studies, chosen: Iterable[Study], found: F
         before = spaces[peers[0].name]
         for upwards in (True, False):
             paths = dict.fromkeys(path for edges in at_edge for path, side in edges.items() if side is upwards)
-            if (widening := _planned(every, peers, before, list(paths), upwards)) is not None:
-                widenings.append(widening)
-                before = widening.after
-    for one in widenings:
-        extend(folder, one.peers, one.before, one.after, every.tuning.trials // 2, _checked_on(every))
+            widenings.append(_planned(every, peers, before, list(paths), upwards))
+            before = widenings[-1].after
     told = [line for one in widenings for line in one.told]
-    return told or [NOTHING], [study for one in widenings for study in one.peers]
+    moved = [one for one in widenings if one.after != one.before]
+    if told and not moved:
+        raise InputError(f"{told[0]}; the study stays as it was")
+    for one in moved:
+        extend(folder, one.peers, one.before, one.after, every.tuning.trials // 2, _checked_on(every))
+    return told or [NOTHING], [study for one in moved for study in one.peers]
 
 
 def _checked_on(every: Studies) -> Callable[[Study, Values], object]:
@@ -72,26 +75,25 @@ def _checked_on(every: Studies) -> Callable[[Study, Values], object]:
 
 def _planned(
     every: Studies, peers: Sequence[Study], before: Mapping[str, Range], paths: Sequence[str], upwards: bool
-) -> _Widening | None:
-    """The widest space that every arm takes; None where nothing is to be moved."""
+) -> _Widening:
+    """The widest space that every arm takes, the same where nothing can be moved."""
     size, side = peers[0].size, "upwards" if upwards else "downwards"
-    after, told, refusals = dict(before), [], []
+    after, told = dict(before), []
     for path in paths:
         try:
             after[path], refusal = _widest(every, size, after, path, upwards)
         except InputError as error:
-            refusals.append(error)
-            told.append(f"{size}: {path} is not widened {side}: {error}")
+            told.append(f"--extend: size {size}: {path} is not widened {side}: {_reason(error)}")
             continue
         if after[path].ends != before[path].ends:
             end = after[path].ends[upwards]
-            clipped = f" to {end:g} only, what lies further is refused ({refusal})" if refusal else ""
+            clipped = f" to {end:g} only, what lies further is refused ({_reason(refusal)})" if refusal else ""
             told.append(f"{size}: {path} widened {side}{clipped}, for every arm")
-    if any(after[path].ends != before[path].ends for path in paths):
-        return _Widening(peers, before, after, told)
-    if refusals:
-        raise refusals[0]
-    return None
+    return _Widening(peers, before, after, told)
+
+
+def _reason(refusal: InputError) -> str:
+    return str(refusal).removeprefix(f"{SOURCE}: ")
 
 
 def _widest(

@@ -219,8 +219,24 @@ def test_a_range_of_which_nothing_more_is_taken_stays_as_it_was(k3ablate, monkey
     written = {file: file.read_bytes() for file in Path("recipes/tuned/edges").iterdir()}
     code, _, err = k3ablate("tune", "edges.yaml", "--extend")
     assert code == 2
-    assert "--extend: " in err
-    assert f"{path} = 1.45" in err
+    assert f"--extend: size s: {path} is not widened upwards: tuning.space (arm k2): {path} = 1.45" in err
+    assert "less than 1; the study stays as it was" in err
     assert EXTENSIONS not in Path("runs/tuning/edges/journal.log").read_text()
     assert k3ablate("tune", "edges.yaml")[0] == 0
     assert {file: file.read_bytes() for file in written} == written
+
+
+def test_a_range_that_cannot_be_widened_keeps_no_other_from_it(k3ablate, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck, free = "training.optimizer.beta1", "training.optimizer.beta2"
+    with_slopes(monkeypatch, free)
+    space = {path: {"low": 0.1, "high": high, "scale": "linear"} for path, high in ((stuck, 0.999), (free, 0.6))}
+    write("edges", space, [2e10])
+    k3ablate("tune", "edges.yaml")
+    every_edge = {stuck: True, free: True}
+    monkeypatch.setattr("k3ablate.tuning.extension.findings.edges", lambda size: every_edge)
+    code, out, err = k3ablate("tune", "edges.yaml", "--extend")
+    assert code == 0, err
+    assert f"--extend: size s: {stuck} is not widened upwards: " in out
+    assert f"s: {free} widened upwards, for every arm" in out
+    space = read_yaml(Path("recipes/tuned/edges/k2.yaml"))["sizes"]["s"]["space"]
+    assert (space[stuck]["high"], space[free]["high"]) == (0.999, 0.85)
