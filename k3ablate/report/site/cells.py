@@ -1,19 +1,21 @@
 """How do the exhibits read as tables? For readers without a pointer, without eyes or without JavaScript."""
 
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import pandas
 
-from k3ablate.report.exhibits import Activations, Growth, Links, Parallel, ReadWeights, Routing, Stack, Standing
+from k3ablate.report.exhibits import Activations, Growth, Links, Parallel, ReadWeights, Routing, Score, Stack, Standing
 from k3ablate.report.pictures import Picture
-from k3ablate.report.site.charts import benchmark_name
+from k3ablate.report.site.charts import ELO, benchmark_name
 from k3ablate.report.style import decimal
 
 MOST_ROWS = 12  # of a picture's data; its CSV has all
 MOST_EXPERTS = 16  # the most and the least chosen, together
 LINK_DEPTHS = (8, 16, 24, 32, 48, 61, 64, 93, 96, 128)
 EMPTY = "–"
+NUMBER = re.compile(r"[-+−]?[\d.,]+(e[-+]?\d+)?( ?[×%])?")
 
 
 class Cells(NamedTuple):
@@ -22,6 +24,13 @@ class Cells(NamedTuple):
     caption: str
     headings: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
+
+    @property
+    def numeric(self) -> tuple[bool, ...]:
+        """Of every column but the first, whether it holds nothing but numbers."""
+        columns = zip(*self.rows, strict=True) if self.rows else ()
+        found = [all(cell in ("", EMPTY) or NUMBER.fullmatch(cell) for cell in column) for column in columns]
+        return (False, *found[1:]) if found else (False,) * len(self.headings)
 
 
 def of_picture(picture: Picture) -> Cells:
@@ -133,10 +142,15 @@ def of_standing(found: Standing, category: str) -> Cells:
     """The scores of a category, a model per column."""
     scores = [score for score in found.scores if score.category == category]
     models = tuple(dict.fromkeys(score.model for score in found.scores))
-    by_cell = {(benchmark_name(score), score.model): f"{score.score:g}" for score in scores}
+    by_cell = {(benchmark_name(score), score.model): _score(score) for score in scores}
     names = dict.fromkeys(name for name, _ in by_cell)
     rows = ((name, *(by_cell.get((name, model), EMPTY) for model in models)) for name in names)
     return Cells(category, ("benchmark", *models), tuple(rows))
+
+
+def _score(score: Score) -> str:
+    """As it is printed there: percent with a decimal, Elo without."""
+    return f"{score.score:.0f}" if ELO in score.benchmark else f"{score.score:.1f}"
 
 
 def _text(value: object) -> str:

@@ -15,6 +15,7 @@ Chart = Mapping[str, Json]
 
 ROW = 22  # pixels from one name to the next
 MOST_HEAT = 620  # pixels a heat map is high at most
+TITLED, UNTITLED = 30, 14  # pixels between a legend and its chart
 ELO = "(Elo)"
 ALL = "All"
 SHAPES = ("diamond", "circle", "square", "triangle-up", "cross", "triangle-down", "triangle-right", "triangle-left")
@@ -52,7 +53,14 @@ def _growth(found: Growth, scale: str) -> Json:
 def links() -> Json:
     """Links by depth on a log scale; the page feeds `links`, the lines, and `chosen`, the depth that is read."""
     x = {"field": "layers", "type": "quantitative", "title": "decoder layers", "scale": {"domain": [1, 128]}}
-    y = {"field": "links", "type": "quantitative", "scale": {"type": "log"}, "title": "links over depth"}
+    powers = {"values": [10**power for power in range(6)], "format": ","}
+    y = {
+        "field": "links",
+        "type": "quantitative",
+        "scale": {"type": "log"},
+        "title": "links over depth",
+        "axis": powers,
+    }
     series = _series("form", ["full", "block"], dash=True)
     return {
         **_head("Links over depth against decoder layers, full and block, on a log scale"),
@@ -82,12 +90,13 @@ def _read_weights(found: ReadWeights) -> Json:
         for source, weight in zip(found.sources, weights, strict=False)
     ]
     few = len(found.reads) * ROW <= MOST_HEAT
-    y = {"field": "read", "type": "ordinal", "sort": None, "title": "read",
-         "axis": {"labelOverlap": not few}}  # fmt: skip
+    y = {"field": "read", "type": "ordinal", "sort": None, "title": None,
+         "axis": {"labelOverlap": not few, "grid": False}}  # fmt: skip
     x = {"field": "source", "type": "ordinal", "sort": None, "title": "source",
-         "axis": {"labelAngle": -40, "labelOverlap": True}}  # fmt: skip
-    color = {"field": "weight", "type": "quantitative", "scale": {"domainMin": 0, "range": "heatmap"},
-             "legend": {"title": "mean weight", "orient": "top", "gradientLength": 160}}  # fmt: skip
+         "axis": {"labelAngle": -40, "labelOverlap": True, "grid": False}}  # fmt: skip
+    legend = {"title": "mean weight", "orient": "top", "gradientLength": 160, "offset": UNTITLED}
+    scale = {"domainMin": 0, "range": "heatmap"}
+    color = {"field": "weight", "type": "quantitative", "scale": scale, "legend": legend}
     return _chart(
         f"Mean weight of every read on every source, {found.name}",
         rows, len(found.reads) * ROW if few else MOST_HEAT,
@@ -172,7 +181,8 @@ def _standing(found: Standing, category: str, models: Sequence[str], *, is_elo: 
 
 def _series(field: str, names: Sequence[str], *, shape: bool = False, dash: bool = False) -> dict[str, Json]:
     """Colour, and what tells series apart without it."""
-    legend = {"orient": "top", "title": None, "direction": "horizontal"}
+    # Below a legend stands the title of the y axis, where it has one.
+    legend = {"orient": "top", "title": None, "direction": "horizontal", "offset": TITLED if dash else UNTITLED}
     domain: dict[str, Json] = {"domain": list(names)}
     found: dict[str, Json] = {"color": {"field": field, "type": "nominal", "scale": domain, "legend": legend}}
     if shape:

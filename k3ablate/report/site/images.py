@@ -14,7 +14,8 @@ from k3ablate.report.style import DARK, LIGHT, Theme
 LARGE_SVG = 160_000  # bytes; above, a PNG is tried
 PIXELS_PER_POINT = 4 / 3
 SHARP = 2 * 96  # dots per inch of a PNG: two per CSS pixel
-LONG_DECIMAL = re.compile(rb"(-?\d+\.\d{2})\d+")
+# A scale keeps its digits: glyphs are drawn at 0.015625.
+LONG_DECIMAL = re.compile(rb"(scale\([^)]*\))|(-?\d+\.\d{2})\d+")
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ def _image(picture: Picture, theme: Theme) -> ThemedImage:
 
 def smaller(svg: bytes) -> bytes:
     """The same drawing with two decimals."""
-    return LONG_DECIMAL.sub(rb"\1", svg)
+    return LONG_DECIMAL.sub(lambda match: match[1] or match[2], svg)
 
 
 def _size(svg: bytes) -> tuple[int, int]:

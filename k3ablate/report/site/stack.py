@@ -10,7 +10,7 @@ from itertools import groupby
 
 from k3ablate.report.exhibits import Stack, StackLayer
 
-PITCH = 10  # units from one layer to the next
+PITCH = 9  # units from one layer to the next
 PLAIN_GROUP = 12  # layers of a group where there are no blocks
 WORDS = {
     "kda": "KDA", "mla": "MLA", "gated_mla": "gated MLA", "softmax": "softmax attention", "dense": "dense",

@@ -3,7 +3,7 @@
 document.addEventListener("DOMContentLoaded", () => {
   const layers = k3.data("routing");
   if (!layers) return;
-  const LOW = 0.5, HIGH = 2, SMALLEST = 12, LARGEST = 30, AROUND = 24;
+  const LOW = 0.5, HIGH = 2, SMALLEST = 12, LARGEST = 30, HEIGHT = 240, AROUND = 24;
   const part = (name) => document.getElementById(`experts-${name}`);
   const grid = part("grid");
   let layer = layers[0], token = layers[0].tokens[0], cells = [], columns = 0, current = 0;
@@ -12,13 +12,15 @@ document.addEventListener("DOMContentLoaded", () => {
   const ratio = (expert) => (mean() > 0 ? layer.pairs[expert] / mean() : 0);
   const load = (expert) => (ratio(expert) < LOW ? "low" : ratio(expert) > HIGH ? "high" : "middle");
 
-  // As many columns as fit; a number that divides the experts, where one comes near that.
+  // Columns that divide the experts and make a grid of about one height, with squares that can be seen.
   const fitting = () => {
-    const count = layer.pairs.length;
-    const most = Math.max(4, Math.min(count, Math.floor(grid.clientWidth / SMALLEST)));
-    const fewest = Math.min(most, Math.ceil(grid.clientWidth / LARGEST));
-    for (let number = most; number >= fewest; number -= 1) if (count % number === 0) return number;
-    return most;
+    const count = layer.pairs.length, width = grid.clientWidth || LARGEST;
+    const most = Math.max(4, Math.min(count, Math.floor(width / SMALLEST)));
+    const fewest = Math.min(most, Math.ceil(width / LARGEST));
+    const off = (number) => Math.abs((count / number) * (width / number) - HEIGHT) + (count % number ? 10 * HEIGHT : 0);
+    let best = most;
+    for (let number = fewest; number <= most; number += 1) if (off(number) < off(best)) best = number;
+    return best;
   };
 
   const words = (expert) => {

@@ -20,10 +20,10 @@ document.addEventListener("DOMContentLoaded", () => {
     return found;
   };
 
-  const arc = (from, to, hops, width) => {
-    const height = Math.min(ARCS - 14, 22 + Math.abs(from - to) * 0.16);
+  const arc = (from, to, hops, width, thickest) => {
+    const height = 14 + (ARCS - 22) * (Math.abs(from - to) / width) ** 0.7;
     const middle = (from + to) / 2;
-    return shape("path", { class: "hop", d: `M${from} ${ARCS}Q${middle} ${ARCS - 2 * height} ${to} ${ARCS}`, "stroke-width": Math.min(width, 1 + hops) });
+    return shape("path", { class: "hop", d: `M${from} ${ARCS}Q${middle} ${ARCS - 2 * height} ${to} ${ARCS}`, "stroke-width": Math.min(thickest, 0.5 + hops) });
   };
 
   const box = (rank, x, width, hops) => {
@@ -53,7 +53,7 @@ document.addEventListener("DOMContentLoaded", () => {
     const svg = shape("svg", { width, height: ARCS + BOX + LOAD, viewBox: `0 0 ${width} ${ARCS + BOX + LOAD}` });
     const middle = (rank) => rank * (side + gap) + side / 2;
     hops.forEach((found, rank) => {
-      if (token && found && rank !== token.rank) svg.append(arc(middle(token.rank), middle(rank), found, side / 3));
+      if (token && found && rank !== token.rank) svg.append(arc(middle(token.rank), middle(rank), found, width, side / 4));
     });
     hops.forEach((found, rank) => svg.append(...box(rank, rank * (side + gap), side, found)));
     place.replaceChildren(svg);
