@@ -9,7 +9,7 @@ import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Protocol
 
 from tabulate import tabulate
@@ -267,13 +267,29 @@ class Reported:
     excluded: Sequence[Problem]
     provenance: str
     files: Sequence[str]
+    logged: str  # where MLflow has it, or why not
     table: str  # as it is shown on a terminal
     split: "AnalysedSplit | None" = None  # a SplitAnswer of `splitting`
     no_split: str = ""  # why there is none
 
     def text(self) -> str:
-        """The tables, then the files."""
-        return "\n".join([self.table.rstrip(), "", *self.files])
+        """The tables, then the files, each folder of them in a line, and the site to open."""
+        return "\n".join([self.table.rstrip(), "", *_by_folder(self.files), self.logged])
+
+
+def _by_folder(files: Sequence[str]) -> list[str]:
+    """A line per folder, in order: where it is, and the names of its files without those that differ in suffix."""
+    folders: dict[str, dict[str, list[str]]] = {}
+    for file in map(PurePath, files):
+        folders.setdefault(str(file.parent), {}).setdefault(file.stem, []).append(file.suffix.removeprefix("."))
+    return [
+        f"{folder}/: {', '.join(f'{stem}.{_one_of(suffixes)}' for stem, suffixes in stems.items())}"
+        for folder, stems in folders.items()
+    ]
+
+
+def _one_of(suffixes: Sequence[str]) -> str:
+    return suffixes[0] if len(suffixes) == 1 else f"{{{','.join(suffixes)}}}"
 
 
 def as_json(answer: Answer | Sequence[Answer]) -> str:

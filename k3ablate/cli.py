@@ -47,6 +47,9 @@ ReadAtLoss = Annotated[float | None, Parameter(name="--at-loss", help="Read ever
 ReadAtFlops = Annotated[
     float | None, Parameter(name="--at-flops", help="Read every multiplier where the baseline has spent this compute.")
 ]
+ReportFolder = Annotated[
+    Path | None, Parameter(name="--out", help="Folder to write to, to be committed or served as it is.")
+]
 Context = Annotated[int | None, Parameter(help="Tokens a token may see; default: 4096, or the run's own.")]
 OfRun = Annotated[str | None, Parameter(name="--run", help="Digest or folder of a run whose model is counted.")]
 Ranks = Annotated[int | None, Parameter(help="Ranks that share out the experts of a layer.")]
@@ -354,12 +357,13 @@ def report(
     floor: Floor = None,
     at_loss: ReadAtLoss = None,
     at_flops: ReadAtFlops = None,
+    out: ReportFolder = None,
     json: Json = False,
 ) -> int:
-    """Collect, fit, and write the table and the figure."""
+    """Collect, fit, and write tables, figures and the site, into the results of the experiment or another folder."""
     from k3ablate import publishing
 
-    return _show(publishing.report(experiment, _root(), form, floor, at_loss, at_flops), json)
+    return _show(publishing.report(experiment, _root(), form, floor, at_loss, at_flops, out), json)
 
 
 @app.command

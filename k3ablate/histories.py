@@ -5,7 +5,7 @@ in `report.training_figures`, `report.tuning_figures` and `report.isoflop_figure
 loss against compute, or draws. Runs whose folder is not here (a table from a store) have no trace, and it says so.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +19,8 @@ from k3ablate.fits.logged_runs import LogColumns, read_run
 from k3ablate.plan import Point, points
 from k3ablate.records import METRICS_FILE, Label, RunRecord, Status, read_routing, read_table
 from k3ablate.report.traces import NOTHING, RunTrace, Series, Sweep
-from k3ablate.tuned import LAWS, TunedValues, file_of, resolved
-from k3ablate.tuning.isoflop import Spent, best_ratio
+from k3ablate.tuned import LAWS, Law, TunedValues, file_of, resolved
+from k3ablate.tuning.isoflop import BestRatio, Spent, best_ratio, ratio_law
 
 LOAD = "worst_load"  # a column made here
 
@@ -46,27 +46,40 @@ def tuned(experiment: Experiment) -> tuple[TunedValues, dict[str, pandas.DataFra
     return values, {arm: read_table(path) for arm, path in tables.items() if path.is_file()}
 
 
-def sweeps(experiment: Experiment, runs: pandas.DataFrame) -> list[Sweep]:
-    """The runs at equal compute by arm and budget, with what is best there; none where budgets are not FLOPs."""
+def sweeps(experiment: Experiment, runs: pandas.DataFrame) -> tuple[list[Sweep], dict[str, Law]]:
+    """The runs at equal compute by arm and budget, with what is best there, and each arm's law of it over budgets.
+
+    Nothing where budgets are not FLOPs.
+    """
     ladder = {point.name: point for point in points(experiment)}
     finished = runs[(runs["status"] == Status.FINISHED) & (runs["arm"] != experiment.names.replicate)]
     budgets = finished["size"].map(lambda size: ladder[size].budget if size in ladder else None)
-    at_flops = finished[[isinstance(budget, Flops) for budget in budgets]]
+    at_flops = finished.loc[np.array([isinstance(budget, Flops) for budget in budgets], dtype=bool)]
     flops = [budget.flops for budget in budgets if isinstance(budget, Flops)]
     groups = at_flops.assign(budget=flops).sort_values("budget", kind="stable").groupby(["arm", "budget"], sort=False)
-    return [_sweep(str(arm), float(str(budget)), rows, ladder) for (arm, budget), rows in groups]
+    found: list[Sweep] = []
+    best: dict[str, list[BestRatio]] = {}
+    for (arm, budget), rows in groups:
+        spent = _spent(rows, ladder)
+        ratio = best_ratio(float(str(budget)), spent)
+        best.setdefault(str(arm), []).append(ratio)
+        found.append(_sweep(str(arm), spent, ratio))
+    laws = {arm: law for arm, ratios in best.items() if (law := ratio_law(ratios)) is not None}
+    return found, laws
 
 
-def _sweep(arm: str, flops: float, rows: pandas.DataFrame, ladder: Mapping[str, Point]) -> Sweep:
-    spent = [
+def _spent(rows: pandas.DataFrame, ladder: Mapping[str, Point]) -> list[Spent]:
+    return [
         Spent(ladder[str(row["size"])].size.name, int(row["active_params"]), int(row["tokens"]), float(row["loss"]))
         for row in rows.to_dict("records")
     ]
-    found = best_ratio(flops, spent)
+
+
+def _sweep(arm: str, spent: Sequence[Spent], found: BestRatio) -> Sweep:
     best = found.optimum
     return Sweep(
         arm=arm,
-        flops=flops,
+        flops=found.flops,
         sizes=tuple(one.size for one in spent),
         ratios=tuple(one.ratio for one in spent),
         losses=tuple(one.loss for one in spent),

@@ -32,6 +32,8 @@ EXPERIMENT = "k3ablate"
 DIGEST_TAG = "digest"
 PLAN_TAG = "plan"  # of the MLflow run that holds an experiment's labels, instead of a digest
 PLAN_FILE = "labels.json"
+REPORT_TAG = "report"  # of the one that holds an experiment's figures, tables and site
+CONTENT_TAG = "content"  # of it: SHA-256 over its files
 STATUS_TAG = "status"
 REASON_TAG = "reason"
 SENT_TAG = "sent"  # how much of the log is there (`outbox.Mark`)
@@ -153,6 +155,24 @@ class Store:
                 self.client.set_terminated(run.run_id)
         return is_new
 
+    def keep_report(self, root: Path, experiment: str, folder: Path) -> bool:
+        """Keep the files in `folder` as the report of `experiment`, in place of an earlier one; False if it was there.
+
+        A changed report is a new MLflow run, and the one before is deleted: artifacts of a run cannot be taken away.
+        """
+        content = _content(folder)
+        with sending(root):
+            before = self.run_of(REPORT_TAG, experiment)
+            if before is not None and before.tags.get(CONTENT_TAG) == content:
+                return False
+            run = self.create(f"report of {experiment}", {})
+            self.client.log_artifacts(run.run_id, str(folder))
+            self.client.set_terminated(run.run_id)
+            self._log(run, tags={REPORT_TAG: experiment, CONTENT_TAG: content})  # the last: now it is whole
+            if before is not None:
+                self.client.delete_run(before.run_id)
+        return True
+
     def plan(self, experiment: str) -> bytes | None:
         """What `keep_plan` kept, or None."""
         found = self._search(f"tags.{PLAN_TAG} = '{experiment}'")
@@ -268,6 +288,15 @@ class Store:
             token = page.token
             if not token:
                 return sorted(found, key=lambda run: (run.start, run.run_id))
+
+
+def _content(folder: Path) -> str:
+    """Of all files below `folder`, with their names."""
+    found = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        found.update(f"{path.relative_to(folder).as_posix()}\0".encode())
+        found.update(hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()
 
 
 def load_mlflow() -> None:

@@ -4,14 +4,15 @@ Everything that is written depends on the plan and the records only, so that the
 The fitting is in `fits`, the looks are in `report`; nothing here trains.
 
     <root>/results/<experiment>/   runs.csv runs.parquet   one row per run (`collect`)
-                                   table.md table.csv curves.csv multipliers.csv (`report`)
-                                   split.md split.csv   one row per component, where there are several (`report`)
+                                   curves.csv multipliers.csv (`report`)
+                                   table split evidence   each as Markdown, CSV, LaTeX and HTML (`report`)
                                    figures/   each as PNG, SVG, PDF and a CSV of what it shows (`report`)
+                                   site/index.html   all of it to open in a browser (`report`)
 """
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,23 +30,21 @@ from k3ablate.jobs import folders
 from k3ablate.jobs.folders import results_folder
 from k3ablate.labels import Labels
 from k3ablate.plan import PlanRow
+from k3ablate.presenting import Findings, present
 from k3ablate.recipes import experiment_path
 from k3ablate.records import FLOPS_CONVENTION, RunRecord, table, write_table
-from k3ablate.report import curves, multipliers, pictures, split_table
-from k3ablate.report.figures import loss_picture
+from k3ablate.report import curves, multipliers, split_table
 from k3ablate.report.notes import CURVES_OF_MULTIPLIERS, notes
-from k3ablate.report.tables import Provenance, render_text, write_tables
+from k3ablate.report.tables import Provenance, render_text
 from k3ablate.splitting import SplitAnswer
+from k3ablate.tracking import keep_report
 from k3ablate.verbs import digests, plan_from_known_corpora
 
 if TYPE_CHECKING:
     from k3ablate.mlflow_store import Store
 
 RUNS_STEM = "runs"
-TABLE_STEM = "table"
 CURVES_FILE = "curves.csv"
-FIGURES_FOLDER = "figures"
-SPLIT_STEM = "split"
 BOOTSTRAP_SEED = 0  # the same records give the same intervals
 SYNC = "`k3ablate sync {name}` where it ran"
 MAX_NAMED = 6  # of the runs that are missing
@@ -59,6 +58,7 @@ class _Material:
     experiment: Experiment
     rows: tuple[PlanRow, ...]
     records: Mapping[str, RunRecord]
+    root: Path
     folder: Path  # where results go
 
     def table(self) -> pandas.DataFrame:
@@ -109,15 +109,17 @@ def collect_from_store(name: str, root: Path, uri: str | None) -> Collected:
 
 def report(
     name: str, root: Path, form: str | None = None, floor: float | None = None, at_loss: float | None = None,
-    at_flops: float | None = None,
+    at_flops: float | None = None, output: Path | None = None,
 ) -> Reported:  # fmt: skip
-    """Collect, fit, and write the table and the figure; InputError where no run has ended yet.
+    """Collect, fit, and write tables, figures and the site; InputError where no run has ended yet.
+
+    They go to `output`, or among the results, and to MLflow as artifacts of the experiment.
 
     Multipliers are read from curves of `form`; None leaves the choice to `analyse`. `floor` is that of a form that arms
     share. They are read at `at_loss`, where the baseline has spent `at_flops`, or, both None, each where it was
     measured. Where no run finished the table lists every run with its reason.
     """
-    material = _read(name, root)
+    material = _read(name, root, output)
     generator = np.random.default_rng(BOOTSTRAP_SEED)
     options = {"form": form, "floor": floor, "at-loss": at_loss, "at-flops": at_flops}
     found = analyse(
@@ -126,13 +128,16 @@ def report(
     )  # fmt: skip
     collected = _collected(material)  # after what may be refused, so that nothing is written then
     analysis = _with_missing(found, material)
-    provenance = _provenance(material, options)
-    tables = write_tables(analysis, provenance, material.folder / TABLE_STEM)
+    split, no_split = _split(analysis)
+    findings = Findings(
+        experiment=material.experiment, rows=material.rows, records=material.records, root=material.root,
+        runs=material.table(), analysis=analysis, split=split, no_split=no_split,
+        provenance=_provenance(material, options),
+    )  # fmt: skip
     fitted = curves.write_curves(analysis, material.folder / CURVES_FILE)
     along = multipliers.write_multipliers(analysis, material.folder / CURVES_OF_MULTIPLIERS)
-    figures = pictures.write(loss_picture(analysis), material.folder / FIGURES_FOLDER)
-    split, no_split = _split(analysis)
-    split_text, split_files = _write_split(split, no_split, provenance, material.folder / SPLIT_STEM)
+    files = [*collected.files, *map(str, (fitted, along, *present(findings, material.folder)))]
+    line = findings.provenance.line()
     return Reported(
         experiment=material.experiment.name,
         arms=[_arm_result(analysis, arm) for arm in analysis.arms],
@@ -144,9 +149,10 @@ def report(
         excluded=[
             Problem(f"{run.arm} {run.size} seed {run.seed}", run.status, run.reason) for run in analysis.excluded
         ],
-        provenance=provenance.line(),
-        files=[*collected.files, *map(str, (*tables, fitted, along, *figures, *split_files))],
-        table=f"{render_text(analysis, provenance)}\n{split_text}",
+        provenance=line,
+        files=files,
+        logged=keep_report(root, material.experiment.name, material.folder),
+        table=f"{render_text(analysis, findings.provenance)}\n{_split_text(split, no_split, line)}",
         split=split,
         no_split=no_split,
     )
@@ -162,25 +168,17 @@ def _split(analysis: Analysis) -> tuple[SplitAnswer | None, str]:
         return None, str(error)
 
 
-def _write_split(
-    found: SplitAnswer | None, reason: str, provenance: Provenance, stem: Path
-) -> tuple[str, Sequence[Path]]:
-    """The split as text and as files; one of an earlier report does not stay where there is none now."""
-    if found is None:
-        for suffix in (".md", ".csv"):
-            stem.with_suffix(suffix).unlink(missing_ok=True)
-        return f"No split: {reason}", ()
-    remarks = (*found.remarks(), provenance.line())
-    return split_table.render_text(found, remarks), split_table.write_split(found, remarks, stem)
+def _split_text(found: SplitAnswer | None, reason: str, provenance: str) -> str:
+    return f"No split: {reason}" if found is None else split_table.render_text(found, (*found.remarks(), provenance))
 
 
-def _read(name: str, root: Path) -> _Material:
+def _read(name: str, root: Path, folder: Path | None = None) -> _Material:
     experiment = load(experiment_path(name))
     rows = plan_from_known_corpora(experiment, root).rows
     records = folders.records(root, digests(rows))
     if not records:
         raise InputError(f"{name}: no run has ended yet; `k3ablate run {name}` trains them")
-    return _Material(name, experiment, rows, records, results_folder(root, experiment.name))
+    return _Material(name, experiment, rows, records, root, folder or results_folder(root, experiment.name))
 
 
 def _identity(name: str) -> tuple[str, str | None]:
@@ -237,6 +235,7 @@ def _provenance(material: _Material, options: Mapping[str, str | float | None]) 
         flops_convention=FLOPS_CONVENTION,
         code_version=_all({record.versions.get("code", "not recorded") for record in records}),
         command=" ".join([f"k3ablate report {material.name}", *asked]),
+        date=max((record.ended[:10] for record in records if record.ended), default=None),
     )
 
 

@@ -89,6 +89,21 @@ def prepare(root: Path, experiment: str, labels: bytes) -> bool:
     return True
 
 
+def keep_report(root: Path, experiment: str, folder: Path) -> str:
+    """Log what a report left in `folder` as artifacts of `experiment`; one line that says where, or why not.
+
+    A store out of reach keeps no report from being written: asking for it again logs it.
+    """
+    uri = tracking_uri(root)
+    if mode() is Mode.SPOOL:
+        return f"not logged to MLflow: {MODE_VARIABLE} is {Mode.SPOOL}"
+    try:
+        is_new = Store(uri).keep_report(root, experiment, folder)
+    except Exception as error:  # noqa: BLE001 - whatever a store raises, the report is written
+        return f"not logged to MLflow: {shown(uri)}: {first_line(error)}"
+    return f"{'logged to' if is_new else 'was logged before to'} MLflow: run `report of {experiment}` in {shown(uri)}"
+
+
 def deliver(store: Store, folder: Path, watched: Watched, known: StoredRun | None = None) -> Delivery:
     """Send `store` what it lacks of the run in `folder`, of which it has `known` or, if None, is asked.
 

@@ -109,7 +109,9 @@ def test_sweeps_are_told_as_isoflop_tells_them(experiment: Experiment) -> None:
     ]  # fmt: skip
     names = sorted({point.name for point in points(experiment)})
     table = pandas.DataFrame(rows).assign(size=lambda frame: frame["size"].map(lambda size: _nearest(size, names)))
-    found = sweeps(experiment, table)
+    found, laws = sweeps(experiment, table)
+    assert set(laws) == {"k2"}
+    assert laws["k2"].exponent == pytest.approx(0.0, abs=1e-9)  # both budgets have the same losses
     assert [(one.arm, one.flops) for one in found] == [("k2", 1e10), ("k2", 1e11)]
     spent = [
         Spent(f"size{row['size'][4]}", 1000, row["tokens"], row["loss"]) for row in rows[:12] if row["flops"] == 1e11
@@ -120,7 +122,8 @@ def test_sweeps_are_told_as_isoflop_tells_them(experiment: Experiment) -> None:
     assert found[1].low is not None
     assert found[1].ratios == (1.0, 1.0, 4.0, 4.0, 16.0, 16.0)
     assert set(found[1].sizes) == {"size0", "size1", "size2"}
-    assert sweeps(load(experiment_path("smoke")), table) == []
+    assert sweeps(load(experiment_path("smoke")), table) == ([], {})
+    assert sweeps(experiment, table.assign(status="diverged")) == ([], {})
 
 
 def _nearest(size: str, names: list[str]) -> str:
