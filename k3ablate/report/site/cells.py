@@ -47,7 +47,7 @@ def of_tokens(found: Routing) -> Cells:
         (str(number), token.text, ", ".join(str(expert + 1) for expert in token.experts))
         for number, token in enumerate(found.tokens, start=1)
     )
-    return Cells(f"{found.name}: experts of every token", ("", "token", "experts, heaviest first"), tuple(rows))
+    return Cells(f"{found.name}: experts of every token", ("place", "token", "experts, heaviest first"), tuple(rows))
 
 
 def of_loads(found: Routing) -> Cells:

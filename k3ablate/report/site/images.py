@@ -35,12 +35,12 @@ def themed_images(picture: Picture) -> tuple[ThemedImage, ...]:
 
 
 def _image(picture: Picture, theme: Theme) -> ThemedImage:
-    svg = smaller(rendered(picture, "svg", theme))
+    svg = smaller(rendered(picture, ["svg"], theme)["svg"])
     width, height = _size(svg)
     suffix, content = "svg", svg
     if len(svg) > LARGE_SVG:
         with matplotlib.rc_context({"savefig.dpi": SHARP}):
-            png = rendered(picture, "png", theme)
+            png = rendered(picture, ["png"], theme)["png"]
         if len(png) < len(svg):
             suffix, content = "png", png
     return ThemedImage(theme.name, f"{picture.name}.{theme.name}.{suffix}", content, width, height)

@@ -2,7 +2,7 @@
 // Draws the charts that a page names, in the page's colours, and again when the theme or a choice changes.
 const k3 = (() => {
   const SERIES = ["--series-0", "--series-1", "--series-2", "--series-3", "--series-4", "--series-5", "--series-6"];
-  const NARROW = 560;
+  const NARROW = 560, MOST_LABEL = 260, MARGIN = 90, SYMBOL = 36, WIDE_LETTER = 8;
 
   const data = (name) => {
     const element = document.getElementById(`data-${name}`);
@@ -16,7 +16,15 @@ const k3 = (() => {
     return getComputedStyle(probe).color;
   };
 
-  const config = (width) => {
+  // As many columns of a legend as the longest name of a series allows.
+  const legend = (width, specification) => {
+    const names = (specification.layer ?? []).flatMap((layer) => layer.encoding.color?.scale?.domain ?? []);
+    const limit = Math.min(MOST_LABEL, width - MARGIN);
+    const longest = Math.min(limit, WIDE_LETTER * Math.max(0, ...names.map((name) => name.length)));
+    return { columns: Math.max(1, Math.floor((width - MARGIN) / (longest + SYMBOL))), labelLimit: limit };
+  };
+
+  const config = (width, specification) => {
     const [ink, muted, faint] = ["--ink", "--muted", "--faint"].map(colour);
     const font = "'Source Sans 3', system-ui, sans-serif";
     const isNarrow = width < NARROW;
@@ -27,7 +35,7 @@ const k3 = (() => {
       axis: { ...text, domainColor: muted, tickColor: muted, gridColor: faint, tickSize: 4, labelLimit: isNarrow ? 130 : 260 },
       axisX: { grid: true, titlePadding: 8, titleAnchor: "end", tickCount: isNarrow ? 4 : 8, labelOverlap: true },
       axisY: { titleAngle: 0, titleAlign: "left", titleAnchor: "start", titleY: -12, titleX: 0 },
-      legend: { ...text, symbolSize: 80, columns: isNarrow ? 2 : 6, columnPadding: 16, labelLimit: isNarrow ? 140 : 260, offset: 14 },
+      legend: { ...text, symbolSize: 80, columnPadding: 16, ...legend(width, specification) },
       range: { category: SERIES.map(colour), heatmap: ["--heat-0", "--heat-1", "--heat-2", "--heat-3"].map(colour), ramp: ["--heat-0", "--heat-3"].map(colour) },
       style: { faint: { stroke: muted, strokeOpacity: 0.6 } },
       text: { color: ink, font, fontSize: 13 },
@@ -39,7 +47,7 @@ const k3 = (() => {
 
   const draw = async (element, specification) => {
     await document.fonts.ready;
-    const options = { mode: "vega-lite", renderer: "svg", actions: false, ast: true, defaultStyle: false, tooltip: false, config: config(element.clientWidth) };
+    const options = { mode: "vega-lite", renderer: "svg", actions: false, ast: true, defaultStyle: false, tooltip: false, config: config(element.clientWidth, specification) };
     return (await vegaEmbed(element, specification, options)).view;
   };
 
