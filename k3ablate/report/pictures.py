@@ -6,7 +6,7 @@ is in the modules of pictures (`figures` and those beside it).
 """
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -57,20 +57,24 @@ class Picture:
 def write(picture: Picture, folder: Path) -> list[Path]:
     """Write `<name>.png`, `.svg`, `.pdf` and `.csv` into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    contents = {suffix: rendered(picture, suffix) for suffix in ("png", "svg", "pdf")}
-    contents["csv"] = picture.table.encode()
+    contents = rendered(picture, ("png", "svg", "pdf")) | {"csv": picture.table.encode()}
     paths = {suffix: folder / f"{picture.name}.{suffix}" for suffix in contents}
     for suffix, path in paths.items():
         write_atomic(path, contents[suffix])
     return list(paths.values())
 
 
-def rendered(picture: Picture, suffix: str, theme: Theme = LIGHT) -> bytes:
-    """A picture as a PNG, an SVG (its text as paths: it looks the same everywhere) or a PDF (its text as text)."""
-    drawn = io.BytesIO()
+def rendered(picture: Picture, suffixes: Sequence[str], theme: Theme = LIGHT) -> dict[str, bytes]:
+    """A picture, drawn once, as PNG, SVG (text as paths: it looks the same everywhere) or PDF (text as text)."""
+    found = {}
     with themed(theme), matplotlib.rc_context(FONTS):
-        picture.draw(theme).savefig(drawn, format=suffix, metadata=METADATA[suffix])
-    return drawn.getvalue()
+        figure = picture.draw(theme)
+        for suffix in suffixes:
+            drawn = io.BytesIO()
+            figure.savefig(drawn, format=suffix, metadata=METADATA[suffix])
+            figure.set_layout_engine("none")  # everything has its place now; to find it again takes as long as to draw
+            found[suffix] = drawn.getvalue()
+    return found
 
 
 @contextmanager

@@ -128,7 +128,7 @@ def test_data_are_what_is_drawn_and_their_digest_changes_with_them(
 
 
 def test_a_theme_changes_paper_and_ink(analysis: Analysis) -> None:
-    light, dark = (rendered(loss_picture(analysis), "svg", theme).decode() for theme in (LIGHT, DARK))
+    light, dark = (rendered(loss_picture(analysis), ["svg"], theme)["svg"].decode() for theme in (LIGHT, DARK))
     assert f"fill: {LIGHT.paper}" in light
     assert f"fill: {DARK.paper}" in dark
     assert f"fill: {LIGHT.paper}" not in dark
