@@ -48,7 +48,9 @@ const k3 = (() => {
   const draw = async (element, specification) => {
     await document.fonts.ready;
     const options = { mode: "vega-lite", renderer: "svg", actions: false, ast: true, defaultStyle: false, tooltip: false, config: config(element.clientWidth, specification) };
-    return (await vegaEmbed(element, specification, options)).view;
+    const { view } = await vegaEmbed(element, specification, options);
+    element.querySelector("svg").setAttribute("aria-hidden", "true"); // its place has a name, the numbers are a table
+    return view;
   };
 
   // What is chosen in a group of radio buttons or in a list: a value of a variant, or its number.
