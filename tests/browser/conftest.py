@@ -33,9 +33,8 @@ def browser() -> Iterator[Any]:
         if os.environ.get(REQUIRED):
             pytest.fail(reason)
         pytest.skip(reason)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
+    playwright_api = importlib.import_module if os.environ.get(REQUIRED) else pytest.importorskip
+    with playwright_api("playwright.sync_api").sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=str(CHROMIUM), args=ARGUMENTS)
         yield started
         started.close()
