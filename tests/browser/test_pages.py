@@ -25,7 +25,7 @@ LEVELS = "[...document.querySelectorAll('h1, h2, h3')].map(heading => Number(hea
 SITES = ("content", "hostile", "many", "single", "diverged")
 # What sticks out of the window to the right, but for what lies in a region that is scrolled by itself.
 STICKING_OUT = """() => [...document.querySelectorAll('body *')]
-  .filter(element => element.checkVisibility() && !element.closest('.scrolled, .unseen, .skip, option, datalist'))
+  .filter(element => element.checkVisibility() && !element.closest('.scrolled, .skip, option, datalist'))
   .filter(element => element.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
   .map(element => element.outerHTML.slice(0, 160))"""
 CLIPPED = """() => [...document.querySelectorAll('h1, h2, h3, p, li, dd, dt, figcaption, legend, summary, label')]
