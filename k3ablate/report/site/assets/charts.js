@@ -32,7 +32,7 @@ const k3 = (() => {
     return {
       background: null, font, aria: false, padding: { left: 2, right: 12, top: 4, bottom: 2 },
       view: { stroke: null },
-      axis: { ...text, domainColor: muted, tickColor: muted, gridColor: faint, tickSize: 4, labelLimit: isNarrow ? 130 : 260 },
+      axis: { ...text, domainColor: muted, tickColor: muted, gridColor: faint, tickSize: 4, labelLimit: isNarrow ? 168 : 260 },
       axisX: { grid: true, titlePadding: 8, titleAnchor: "end", tickCount: isNarrow ? 4 : 8, labelOverlap: true },
       axisY: { titleAngle: 0, titleAlign: "left", titleAnchor: "start", titleY: -12, titleX: 0 },
       legend: { ...text, symbolSize: 80, columnPadding: 16, ...legend(width, specification) },
