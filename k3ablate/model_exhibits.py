@@ -4,8 +4,6 @@ Counted by `model/` from the recipes `kimi-k2` and `kimi-k3`, and read from `ana
 show is in `run_exhibits`.
 """
 
-import csv
-
 from k3ablate.config import parse, read_yaml
 from k3ablate.model.counting import count
 from k3ablate.model.decoder import ModelConfig
@@ -22,23 +20,18 @@ from k3ablate.report.exhibits import (
     Links,
     Parallel,
     Routing,
-    Score,
     Stack,
     StackLayer,
-    Standing,
     TokenHops,
     uniform_routing,
 )
+from k3ablate.report.standing import published_standing
 
 BEFORE, AFTER = "kimi-k2", "kimi-k3"
 NAMES = {BEFORE: "Kimi K2", AFTER: "Kimi K3"}
 MOST_LAYERS, MOST_LAYERS_PER_BLOCK = 128, 32
 NUM_RANKS = 8
 NUM_DRAWN_TOKENS, DRAWN_SEED = 24, 0
-SOURCE_OF_SCORES = (
-    "Kimi K3 technical report (arXiv 2607.24653), Table 2, as printed: the vendor's own numbers, in percent but for "
-    "rows named Elo; none is measured here."
-)
 
 
 def model_exhibits() -> Exhibits:
@@ -54,7 +47,7 @@ def model_exhibits() -> Exhibits:
         links=links(after),
         parallel=(_even_parallel(after, drawn),),
         growth=growth(before, after),
-        standing=standing(),
+        standing=published_standing(published_folder()),
     )
 
 
@@ -86,16 +79,6 @@ def growth(before: ModelConfig, after: ModelConfig) -> Growth:
     names = sorted({*counts[0], *counts[1]}, key=lambda name: -counts[1].get(name, 0))
     groups = tuple(GroupGrowth(name, counts[0].get(name, 0), counts[1].get(name, 0)) for name in names)
     return Growth(NAMES[BEFORE], NAMES[AFTER], groups)
-
-
-def standing() -> Standing:
-    """The published scores."""
-    with (published_folder() / "k3_table2.csv").open(newline="") as file:
-        scores = tuple(
-            Score(row["category"], row["benchmark"], row["model"], row["setting"], float(row["score"]))
-            for row in csv.DictReader(file)
-        )
-    return Standing(SOURCE_OF_SCORES, scores)
 
 
 def _config(model: str) -> ModelConfig:

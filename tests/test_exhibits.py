@@ -77,7 +77,7 @@ def test_standing_has_every_published_cell(models: Exhibits) -> None:
     assert models.standing is not None
     assert len(models.standing.scores) == 266
     first = models.standing.scores[0]
-    assert (first.benchmark, first.model, first.score) == ("GPQA Diamond", "kimi_k3", 93.5)
+    assert (first.benchmark, first.model, first.score) == ("GPQA Diamond", "Kimi K3", 93.5)
 
 
 def planted(root: Path, arm: str, size: str, flops: float, *, tree: dict[str, Any] = MODEL, leaves: bool = True) -> Any:
