@@ -266,7 +266,7 @@ class Reported:
     notes: Sequence[str]
     excluded: Sequence[Problem]
     provenance: str
-    files: Sequence[str]
+    files: Sequence[str]  # of the site the page to open
     logged: str  # where MLflow has it, or why not
     table: str  # as it is shown on a terminal
     split: "AnalysedSplit | None" = None  # a SplitAnswer of `splitting`

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -155,18 +155,19 @@ class Store:
                 self.client.set_terminated(run.run_id)
         return is_new
 
-    def keep_report(self, root: Path, experiment: str, folder: Path) -> bool:
-        """Keep the files in `folder` as the report of `experiment`, in place of an earlier one; False if it was there.
+    def keep_report(self, root: Path, experiment: str, files: Mapping[PurePath, Path]) -> bool:
+        """Keep `files` by their names as the report of `experiment`, in place of an earlier one; False if it was there.
 
         A changed report is a new MLflow run, and the one before is deleted: artifacts of a run cannot be taken away.
         """
-        content = _content(folder)
+        content = _content(files)
         with sending(root):
             before = self.run_of(REPORT_TAG, experiment)
             if before is not None and before.tags.get(CONTENT_TAG) == content:
                 return False
             run = self.create(f"report of {experiment}", {})
-            self.client.log_artifacts(run.run_id, str(folder))
+            for name, path in files.items():
+                self.client.log_artifact(run.run_id, str(path), None if name.parent == PurePath() else str(name.parent))
             self.client.set_terminated(run.run_id)
             self._log(run, tags={REPORT_TAG: experiment, CONTENT_TAG: content})  # the last: now it is whole
             if before is not None:
@@ -290,11 +291,11 @@ class Store:
                 return sorted(found, key=lambda run: (run.start, run.run_id))
 
 
-def _content(folder: Path) -> str:
-    """Of all files below `folder`, with their names."""
+def _content(files: Mapping[PurePath, Path]) -> str:
+    """Of files with their names."""
     found = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        found.update(f"{path.relative_to(folder).as_posix()}\0".encode())
+    for name, path in sorted(files.items()):
+        found.update(f"{name.as_posix()}\0".encode())
         found.update(hashlib.sha256(path.read_bytes()).digest())
     return found.hexdigest()
 

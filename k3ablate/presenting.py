@@ -63,8 +63,16 @@ class Findings:
         return max(reversed(arms), key=lambda arm: len(arm.changed)).arm if arms else self.analysis.baseline
 
 
-def present(found: Findings, folder: Path) -> list[Path]:
-    """Write every figure, table and page below `folder`; what an earlier report left there of another kind goes."""
+@dataclass(frozen=True)
+class Presented:
+    """What was written: what a reader opens, and what the site's first page brings with it."""
+
+    opened: Sequence[Path]
+    site: Sequence[Path]
+
+
+def present(found: Findings, folder: Path) -> Presented:
+    """Write every figure, table and page below `folder`; a split's files go where there is none."""
     pages, sheets = _pages(found), _sheets(found)
     files = [path for sheet in sheets for path in writing.write(sheet, folder)]
     if found.split is None:
@@ -73,7 +81,8 @@ def present(found: Findings, folder: Path) -> list[Path]:
     for picture in drawn.values():
         files += pictures.write(picture, folder / FIGURES_FOLDER)
     content = _content(found, pages, sheets)
-    return [*files, write_site(content, folder / SITE_FOLDER)[0]]
+    index, *site = write_site(content, folder / SITE_FOLDER)
+    return Presented([*files, index], site)
 
 
 def _pages(found: Findings) -> Pages:

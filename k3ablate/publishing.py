@@ -136,7 +136,8 @@ def report(
     )  # fmt: skip
     fitted = curves.write_curves(analysis, material.folder / CURVES_FILE)
     along = multipliers.write_multipliers(analysis, material.folder / CURVES_OF_MULTIPLIERS)
-    files = [*collected.files, *map(str, (fitted, along, *present(findings, material.folder)))]
+    presented = present(findings, material.folder)
+    files = [*map(Path, collected.files), fitted, along, *presented.opened]
     line = findings.provenance.line()
     return Reported(
         experiment=material.experiment.name,
@@ -150,8 +151,8 @@ def report(
             Problem(f"{run.arm} {run.size} seed {run.seed}", run.status, run.reason) for run in analysis.excluded
         ],
         provenance=line,
-        files=files,
-        logged=keep_report(root, material.experiment.name, material.folder),
+        files=list(map(str, files)),
+        logged=keep_report(root, material.experiment.name, material.folder, [*files, *presented.site]),
         table=f"{render_text(analysis, findings.provenance)}\n{_split_text(split, no_split, line)}",
         split=split,
         no_split=no_split,

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 from pathlib import Path
@@ -89,8 +89,8 @@ def prepare(root: Path, experiment: str, labels: bytes) -> bool:
     return True
 
 
-def keep_report(root: Path, experiment: str, folder: Path) -> str:
-    """Log what a report left in `folder` as artifacts of `experiment`; one line that says where, or why not.
+def keep_report(root: Path, experiment: str, folder: Path, files: Iterable[Path]) -> str:
+    """Log the `files` that a report left in `folder` as artifacts of `experiment`; a line that says where, or why not.
 
     A store out of reach keeps no report from being written: asking for it again logs it.
     """
@@ -98,7 +98,7 @@ def keep_report(root: Path, experiment: str, folder: Path) -> str:
     if mode() is Mode.SPOOL:
         return f"not logged to MLflow: {MODE_VARIABLE} is {Mode.SPOOL}"
     try:
-        is_new = Store(uri).keep_report(root, experiment, folder)
+        is_new = Store(uri).keep_report(root, experiment, {path.relative_to(folder): path for path in files})
     except Exception as error:  # noqa: BLE001 - whatever a store raises, the report is written
         return f"not logged to MLflow: {shown(uri)}: {first_line(error)}"
     return f"{'logged to' if is_new else 'was logged before to'} MLflow: run `report of {experiment}` in {shown(uri)}"

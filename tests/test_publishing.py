@@ -17,6 +17,7 @@ from k3ablate.fits.analysis import analyse
 from k3ablate.jobs.folders import prepare
 from k3ablate.mlflow_store import Store
 from k3ablate.plan import PlanRow
+from k3ablate.presenting import Presented
 from k3ablate.records import Evaluation, RunRecord, Status, read_table
 from k3ablate.training.corpus import Corpus
 
@@ -62,8 +63,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that ask for numbers only."""
-    monkeypatch.setattr(publishing, "present", lambda findings, folder: [])
-    monkeypatch.setattr(publishing, "keep_report", lambda root, experiment, folder: "not asked for")
+    monkeypatch.setattr(publishing, "present", lambda findings, folder: Presented([], []))
+    monkeypatch.setattr(publishing, "keep_report", lambda root, experiment, folder, files: "not asked for")
 
 
 @pytest.fixture
@@ -177,25 +178,30 @@ def test_the_same_records_give_the_same_bytes_wherever_they_go_and_in_the_store(
     assert dataclasses.replace(first, files=second.files, logged=second.logged) == second
     assert {"table.tex", "evidence.html", "runs.csv", "figures/loss_vs_flops.svg", "site/index.html"} < set(contents)
     assert "figures/: loss_vs_flops.{png,svg,pdf,csv}" in second.text()
-    (folder / "figures" / "loss_vs_hours.png").unlink()
     store = Store(f"sqlite:///{place / 'runs' / 'mlflow.db'}")
-    assert store.keep_report(place / "runs", "planted", folder)
-    run = store.run_of("report", "planted")
-    assert run is not None
-    assert _contents(place / "runs" / "mlartifacts" / run.run_id / "artifacts") == _contents(folder) != contents
+    assert _logged(store, place) == contents
+    (folder / "stray.txt").write_text("nothing of the report")
+    assert store.keep_report(place / "runs", "planted", {Path("table.md"): folder / "table.md"})
+    assert _logged(store, place) == {"table.md": contents["table.md"]}
 
 
 def test_a_store_out_of_reach_keeps_no_report_from_being_written(
     settle, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settle()
-    monkeypatch.setattr(publishing, "present", lambda findings, folder: [])
+    monkeypatch.setattr(publishing, "present", lambda findings, folder: Presented([], []))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:////dev/null/mlflow.db")
     assert publishing.report("planted.yaml", place / "runs").logged.startswith("not logged to MLflow: sqlite:////dev/")
     monkeypatch.setenv("K3ABLATE_TRACKING", "spool")
     assert (
         publishing.report("planted.yaml", place / "runs").logged == "not logged to MLflow: K3ABLATE_TRACKING is spool"
     )
+
+
+def _logged(store: Store, place: Path) -> dict[str, bytes]:
+    run = store.run_of("report", "planted")
+    assert run is not None
+    return _contents(place / "runs" / "mlartifacts" / run.run_id / "artifacts")
 
 
 def _contents(folder: Path) -> dict[str, bytes]:
