@@ -42,7 +42,7 @@ budgets: [{kind: tokens_per_parameter, ratio: RATIO}]
 seeds: [0, 1]
 execution: {checkpoint_seconds: 0.2, log_every_steps: 1}
 """
-SHORT, LONG = 0.3, 3.0  # tokens per parameter
+SHORT, MIDDLE, LONG = 0.3, 1.0, 3.0  # tokens per parameter; runs of the last are never waited for
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -51,7 +51,8 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 def place(tmp_path: Path) -> Path:
     """A folder with the experiment and some text to learn."""
     (tmp_path / "tiny.yaml").write_text(EXPERIMENT.replace("RATIO", str(SHORT)))
-    (tmp_path / "long.yaml").write_text(EXPERIMENT.replace("RATIO", str(LONG)).replace("[0, 1]", "[0]"))
+    for file, ratio in (("middle.yaml", MIDDLE), ("long.yaml", LONG)):
+        (tmp_path / file).write_text(EXPERIMENT.replace("RATIO", str(ratio)).replace("[0, 1]", "[0]"))
     words = [f"{first}{second}" for first in "abcdefgh" for second in "aeiou"]
     text = " ".join(words[(7 * index + index // 11) % len(words)] for index in range(200_000))
     (tmp_path / "train.txt").write_text(text)
@@ -112,9 +113,9 @@ def test_yaml_to_table_and_nothing_twice(k3ablate: Run, place: Path) -> None:
 
 
 def test_a_killed_launcher_changes_no_bit(k3ablate: Run, place: Path) -> None:
-    assert k3ablate("run", "long.yaml", K3ABLATE_RUNS="undisturbed").returncode == 0
+    assert k3ablate("run", "middle.yaml", K3ABLATE_RUNS="undisturbed").returncode == 0
     launcher = subprocess.Popen(
-        command("run", "long.yaml"), cwd=place, env=settings({"K3ABLATE_RUNS": "killed"}), stderr=subprocess.DEVNULL
+        command("run", "middle.yaml"), cwd=place, env=settings({"K3ABLATE_RUNS": "killed"}), stderr=subprocess.DEVNULL
     )
     deadline = time.monotonic() + 120
     while not list((place / "killed").glob("*/checkpoints/step-*.ckpt")):
@@ -123,7 +124,7 @@ def test_a_killed_launcher_changes_no_bit(k3ablate: Run, place: Path) -> None:
         time.sleep(0.02)
     launcher.send_signal(signal.SIGKILL)
     launcher.wait()
-    resumed = k3ablate("run", "long.yaml", K3ABLATE_RUNS="killed")
+    resumed = k3ablate("run", "middle.yaml", K3ABLATE_RUNS="killed")
     assert resumed.returncode == 0, resumed.stderr
     assert losses(place, "killed") == losses(place, "undisturbed")
     records = [json.loads(path.read_text()) for path in (place / "killed").glob("*/record.json")]
