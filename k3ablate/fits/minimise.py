@@ -41,7 +41,7 @@ FIRST_DAMPING, EASING, STIFFENING = 1e-2, 2.0, 3.0
 # A second descent starts undamped. Where the sum is flat between seeds, damped steps are so small that rounding hides
 # what they gain, and the first descent ends on the way to where the tie is broken.
 LAST_DAMPING = 1e-9
-BLOCK = 2**14  # losses that are worked on together: their arrays stay in the cache
+BLOCK = 2**16  # losses that are worked on together: few calls, and arrays that stay in the cache
 FEWEST_ROWS = 32  # of a block, however many points: fewer would cost more calls than they save
 
 
