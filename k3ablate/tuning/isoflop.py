@@ -5,6 +5,10 @@ between. Whether the parabola opens upwards and has its vertex among the sizes i
 it; a sweep that fails there names no ratio. The law of the ratio over budgets tells what a ladder gives each size: the
 ratio at which the law at the FLOPs that this takes gives it back. Sizes and budgets come from an experiment with
 `budgets` of kind flops; one study that varies the ratio itself is `tune` with budgets.tokens_per_parameter.
+
+A parabola is not the loss itself: on a planted Chinchilla surface its vertex is off by about 0.7 percent of the ratio,
+which the intervals do not know. They hold for seed noise, and cover too rarely where that is smaller still (deviation
+of the loss 4e-3: 97 of 100, 1e-3: 68).
 """
 
 import math
