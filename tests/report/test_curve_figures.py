@@ -19,7 +19,7 @@ from tests.report.overlap import assert_legible, rounded_digest
 RUNS = Path(__file__).parents[2] / "analysis" / "results" / "demo" / "runs.csv"
 MEASURED = {"loss_vs_tokens": ["arm", "size", "seed", "spent", "loss"], "residuals": ["arm", "size", "seed", "flops"],
             "loss_vs_hours": ["arm", "size", "seed", "spent", "loss"]}  # fmt: skip
-DIGESTS = {"loss_vs_tokens": "23721e9aa9f9bd7b", "loss_vs_hours": "b02a6686d24f91d2", "residuals": "a447faf65515928b"}
+DIGESTS = {"loss_vs_tokens": "3e910930e181d1fe", "loss_vs_hours": "1ffd19b605b54d5a", "residuals": "a447faf65515928b"}
 AWKWARD = ["<script>alert(1)</script>", "n" * 90, "a_$x$_{b", "你好 Ωμέγα"]
 
 
