@@ -36,7 +36,7 @@ GATES = (-10.0, 40.0, 201)  # where the functions are drawn: from, to, points
 SOURCE_OF_ACTIVATIONS = (
     "Absolute values of what down-projections took in on the first window of the validation set, after training."
 )
-PLACES = {GLU_HIDDEN: "dense layers and shared experts", ROUTED_HIDDEN: "routed experts"}
+PLACES = {GLU_HIDDEN: "shared, dense", ROUTED_HIDDEN: "routed"}
 
 
 @dataclass(frozen=True)

@@ -131,8 +131,10 @@ def histograms(found: Activations) -> Chart:
         if count
     ]
     axis = {"format": "~e", "tickCount": 6}
+    is_log = all(entry.edges[0] > 0 for entry in found.histograms)  # absolute values over decades
     encoding = {
-        "x": {"field": "x", "type": "quantitative", "title": found.measured},
+        "x": {"field": "x", "type": "quantitative", "title": found.measured,
+              **({"scale": {"type": "log"}, "axis": axis} if is_log else {})},
         "y": {"field": "share", "type": "quantitative", "scale": {"type": "log"}, "title": "share of values in a bin",
               "axis": axis},
         **_series("name", [entry.name for entry in found.histograms], dash=True),
