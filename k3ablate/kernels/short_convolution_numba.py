@@ -156,8 +156,9 @@ class _NumbaShortConvolution(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, given_BTP: Tensor) -> tuple[Tensor, ...]:
-        gradients = tuple(torch.empty_like(tensor) for tensor in ctx.saved_tensors)
-        x, before, weight = (tensor.numpy() for tensor in ctx.saved_tensors)
+        saved = ctx.saved_tensors  # once: activation checkpointing allows no more
+        gradients = tuple(torch.empty_like(tensor) for tensor in saved)
+        x, before, weight = (tensor.numpy() for tensor in saved)
         of_x, of_before, of_weight = (tensor.numpy() for tensor in gradients)
         _backward(x, before, weight, given_BTP.contiguous().numpy(), of_x, of_before, of_weight)
         return gradients

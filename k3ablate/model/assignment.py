@@ -19,7 +19,8 @@ def balanced_bias(scores_NE: Tensor, num_active: int, num_rounds: int = 100) -> 
 
     Each price is put in the middle of the values that would do. At their end, where balancers put it, the token that
     sets a price ties with it, and prices can come to rest with loads that lack whole ties. Where the fair load is no
-    whole number, loads are the whole numbers around it.
+    whole number, the program splits tokens and a choice cannot: loads then differ from it by tokens that tie, and the
+    value of the prices, not the score of the choice, is the program's.
     """
     num_tokens, num_experts = scores_NE.shape
     assert num_tokens >= num_experts, "even loads need a token for every expert"

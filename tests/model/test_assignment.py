@@ -16,8 +16,8 @@ PROBLEMS = [(256, 8, 2, 0.0), (256, 8, 2, 1.0), (320, 16, 3, 0.3), (250, 16, 2, 
 every_problem = pytest.mark.parametrize(("num_tokens", "num_experts", "num_active", "skew"), PROBLEMS)
 
 
-def scores_of(num_tokens: int, num_experts: int, skew: float) -> Tensor:
-    generator = torch.Generator().manual_seed(num_tokens)
+def scores_of(num_tokens: int, num_experts: int, skew: float, seed: int | None = None) -> Tensor:
+    generator = torch.Generator().manual_seed(num_tokens if seed is None else seed)
     logits = torch.randn(num_tokens, num_experts, generator=generator, dtype=torch.float64)
     return (logits - skew * torch.arange(num_experts)).sigmoid()
 
@@ -58,6 +58,22 @@ def test_total_score_is_that_of_the_linear_program_and_loads_are_even(
     assert ((load_E - fair_load).abs() < 1).all()
     assert ((load_E - fair_load).abs() <= next_E).all()
     assert bias_E.mean().item() == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    ("num_tokens", "num_experts", "num_active", "skew"), [*PROBLEMS[:3], (250, 16, 2, 0.3), (250, 8, 2, 1.0)]
+)
+def test_the_prices_are_those_of_the_linear_program_whether_or_not_it_splits_tokens(
+    num_tokens: int, num_experts: int, num_active: int, skew: float, seed: int
+) -> None:
+    """By duality: the best scores with prices added, which are centred, sum to the program's total."""
+    scores_NE = scores_of(num_tokens, num_experts, skew, seed)
+    bias_E = balanced_bias(scores_NE, num_active)
+    chosen_NA, load_E, next_E = assigned(scores_NE, bias_E, num_active)
+    value = (scores_NE + bias_E).gather(1, chosen_NA).sum().item()
+    assert value == pytest.approx(best_total(scores_NE, num_active), rel=1e-4)
+    assert ((load_E - num_tokens * num_active / num_experts).abs() <= next_E).all()
 
 
 @every_problem

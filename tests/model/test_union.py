@@ -1,11 +1,13 @@
 """The contract that every member of every union keeps: whoever adds a member gets these tests for it."""
 
 import math
+from functools import partial
 from typing import get_args
 
 import pytest
 import torch
 from torch import Generator
+from torch.utils.checkpoint import checkpoint
 
 from k3ablate.config import Config, parse
 from k3ablate.kernels import dispatch
@@ -177,6 +179,16 @@ def test_fast_kernels_equal_plain_ones(config: ModelConfig, monkeypatch: pytest.
         outcomes.append({"logits": decoder(tokens()).logits_BTV} | gradients(decoder))
     for name, plain in outcomes[1].items():
         assert (outcomes[0][name] - plain).norm() <= 1e-4 * plain.norm() + 1e-9, name
+
+
+@every_case
+def test_every_layer_may_be_computed_again_in_the_backward(config: ModelConfig) -> None:
+    """Activation checkpointing: the same gradients, to the bit."""
+    expected, recomputed = gradients(built(config)), built(config)
+    for layer in recomputed.layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+    for name, gradient in gradients(recomputed).items():
+        assert torch.equal(gradient, expected[name]), name
 
 
 @every_case
