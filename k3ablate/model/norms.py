@@ -24,7 +24,7 @@ class RMSNorm(Initialised):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., width] -> [..., width], in the dtype of `x`."""
-        return rms_norm(at_least_float32(x), self.weight, self.epsilon).to(x.dtype)
+        return rms_norm(at_least_float32(x), at_least_float32(self.weight), self.epsilon).to(x.dtype)
 
 
 def at_least_float32(x: Tensor) -> Tensor:
